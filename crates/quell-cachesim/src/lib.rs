@@ -1,0 +1,1 @@
+//! Deterministic cache hierarchy with ground truth, for testing cache measurements.

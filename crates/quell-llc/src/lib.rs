@@ -1,0 +1,1 @@
+//! Measures last-level-cache contention from inside a virtual machine.

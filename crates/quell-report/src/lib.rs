@@ -1,0 +1,1 @@
+//! Tables, text histograms and SVG plots.

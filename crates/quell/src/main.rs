@@ -1,0 +1,2 @@
+//! The `quell` command.
+fn main() {}
