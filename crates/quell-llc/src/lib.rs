@@ -1,1 +1,5 @@
-//! Measures last-level-cache contention from inside a virtual machine.
+//! Measures last-level-cache contention from inside a virtual machine, with no help from the hypervisor.
+
+#![deny(unsafe_code)]
+
+pub mod hw;
