@@ -88,6 +88,15 @@ pub trait Memory {
     /// has completed.
     fn load(&mut self, lines: &[Line]);
 
+    /// Loads every line of the pages, page by page in this order, ascending within a page; like [`Self::load`].
+    fn load_pages(&mut self, pages: &[u32]) {
+        for &page in pages {
+            let lines: [Line; LINES_PER_PAGE as usize] =
+                std::array::from_fn(|slot| Line::new(page, slot as u32));
+            self.load(&lines);
+        }
+    }
+
     /// Loads the lines in this order, each address depending on the load before, and returns the duration.
     fn chase(&mut self, lines: &[Line]) -> Ticks;
 

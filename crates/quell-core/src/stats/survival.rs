@@ -46,6 +46,9 @@ const INFORMATIVE: std::ops::Range<f64> = 0.08..0.92;
 pub const DEFAULT_SHAPE: f64 = 2.5;
 /// Spread (standard deviation of ln k) that the lean towards the expected shape allows.
 const SHAPE_SPREAD: f64 = 0.6;
+/// Least variance that a window's share is given. Under bursts, a window where next to nothing (or everything)
+/// is expected now and then shows the opposite; binomial weights would let it outvote all others.
+const MIN_VARIANCE: f64 = 0.04;
 const MIN_SHAPE: f64 = 0.4;
 const MAX_SHAPE: f64 = 8.0;
 
@@ -74,8 +77,7 @@ impl Survival {
         (1.0 - self.surviving(t_ms)) * 100.0 / t_ms
     }
 
-    /// Fits the law by maximum quasi-likelihood of the shares (each window one binomial observation), with a
-    /// weak lean of ln k towards ln `expected_shape`. `lost_at_once` is the share that reads as evicted
+    /// Fits the law by quasi-likelihood of the shares (binomial variance with a floor), with a weak lean of ln k towards ln `expected_shape`. `lost_at_once` is the share that reads as evicted
     /// without any wait (0 to 1), measured by a control.
     ///
     /// # Errors
@@ -177,10 +179,10 @@ fn newton(windows: &[Window], lost_at_once: f64, expected_shape: f64, start: [f6
             let log_time = log_rate + window.exposure_ms.ln();
             let cumulative = (shape * log_time).exp().min(50.0);
             let survival = (-cumulative).exp();
-            let expected = (lost_at_once + (1.0 - lost_at_once) * (1.0 - survival)).clamp(1e-4, 1.0 - 1e-4);
+            let expected = lost_at_once + (1.0 - lost_at_once) * (1.0 - survival);
             let slope = (1.0 - lost_at_once) * survival * cumulative * shape;
             let derivative = [slope, slope * log_time];
-            let weight = 1.0 / (expected * (1.0 - expected));
+            let weight = 1.0 / (expected * (1.0 - expected)).max(MIN_VARIANCE);
             let residual = window.share - expected;
             for (g, d) in gradient.iter_mut().zip(derivative) {
                 *g += weight * residual * d;

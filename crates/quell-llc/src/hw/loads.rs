@@ -5,6 +5,7 @@
 use core::arch::asm;
 use core::arch::x86_64::{_mm_clflush, _mm_lfence, _mm_mfence};
 
+use quell_core::memory::{LINE_BYTES, PAGE_BYTES};
 use quell_core::{Line, Sample, Ticks};
 
 use super::arena::Arena;
@@ -25,8 +26,23 @@ pub(super) fn load(arena: &Arena, lines: &[Line]) {
     for &line in lines {
         // SAFETY: `pointer` checked that the line is inside of the arena, which is readable.
         unsafe {
-            asm!("mov {0:e}, dword ptr [{0}]", inout(reg) arena.pointer(line) => _, options(nostack, readonly))
-        };
+            asm!("mov {0:e}, dword ptr [{0}]", inout(reg) arena.pointer(line) => _, options(nostack, readonly));
+        }
+    }
+    // SAFETY: a fence has no precondition.
+    unsafe { _mm_lfence() };
+}
+
+/// Loads every line of the pages in order; the loads may overlap.
+pub(super) fn load_pages(arena: &Arena, pages: &[u32]) {
+    for &page in pages {
+        let start = arena.pointer(Line::new(page, 0));
+        for offset in (0..PAGE_BYTES as usize).step_by(LINE_BYTES as usize) {
+            // SAFETY: `pointer` checked that the page is inside of the arena; the offset stays in the page.
+            unsafe {
+                asm!("mov {0:e}, dword ptr [{0}]", inout(reg) start.add(offset) => _, options(nostack, readonly));
+            }
+        }
     }
     // SAFETY: a fence has no precondition.
     unsafe { _mm_lfence() };

@@ -69,6 +69,10 @@ impl Memory for HwMemory {
         loads::load(&self.arena, lines);
     }
 
+    fn load_pages(&mut self, pages: &[u32]) {
+        loads::load_pages(&self.arena, pages);
+    }
+
     fn chase(&mut self, lines: &[Line]) -> Ticks {
         loads::chase(&self.arena, lines)
     }

@@ -1,0 +1,126 @@
+//! The canary: a few hundred lines that are put into the LLC, left alone for a window and looked for again.
+
+use quell_core::{Line, Memory, Sample, Ticks};
+
+use crate::calibrate::Discriminator;
+use crate::layout::{Layout, Spill};
+
+/// Touch-and-spill rounds of one priming. A *hit* in the LLC protects a line there: on AMD Milan one round
+/// loses 17 % of the lines at once, four rounds lose 1-2 %.
+pub const PRIME_ROUNDS: u32 = 4;
+
+/// A timed part of a window that takes this much longer than it should has been interrupted, in ms.
+const GAP_MS: f64 = 0.5;
+
+/// How a window is waited out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Wait {
+    /// Not at all: the control that shows what priming and probing lose by themselves.
+    None,
+    /// Asleep for this many milliseconds.
+    Sleep(f64),
+}
+
+/// What one window saw.
+#[derive(Clone, Debug)]
+pub struct WindowResult {
+    /// When priming ended.
+    pub start: Ticks,
+    /// Time from the end of priming to the middle of the probe, in ms.
+    pub exposure_ms: f64,
+    /// Share of the canary that was evicted, 0 to 1; `None` if no sample was valid.
+    pub share: Option<f64>,
+    /// Share of the sentinels that were gone as well.
+    pub sentinels_lost: f64,
+    /// Samples thrown away because the load was interrupted or the CPU changed.
+    pub invalid_samples: u32,
+    /// Time was taken from the vCPU while it primed or probed.
+    pub gap: bool,
+    /// The kernel took the CPU away while it primed or probed.
+    pub preempted: bool,
+    /// CPU time of priming and probing, in ms.
+    pub cpu_ms: f64,
+    /// Wall-clock time of the probe, in ms.
+    pub probe_ms: f64,
+}
+
+/// Canary lines with everything needed to prime and probe them.
+#[derive(Debug)]
+pub struct Canary {
+    layout: Layout,
+    spill: Vec<Line>,
+    samples: Vec<Sample>,
+    typical_prime_ms: f64,
+}
+
+impl Canary {
+    /// A canary on `layout`, pushed out of the L2 by `spill`.
+    #[must_use]
+    pub fn new(layout: Layout, spill: Spill) -> Self {
+        let spill = layout.spill(spill);
+        Self { layout, spill, samples: Vec::with_capacity(1024), typical_prime_ms: f64::INFINITY }
+    }
+
+    /// The lines by role.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Brings the canary into the LLC, protected there and out of the private caches.
+    pub fn prime(&self, memory: &mut impl Memory) {
+        for _ in 0..PRIME_ROUNDS {
+            memory.load(&self.layout.canary);
+            memory.load(&self.spill);
+        }
+        memory.load(&self.layout.sentinels);
+    }
+
+    /// Primes, waits and probes.
+    pub fn window(&mut self, memory: &mut impl Memory, wait: Wait, limits: Discriminator) -> WindowResult {
+        let ticks_per_ms = memory.ticks_per_ms();
+        let ms = |ticks: Ticks| ticks.0 as f64 / ticks_per_ms;
+        let switches = memory.involuntary_switches();
+        let cpu = memory.cpu_ms();
+
+        let before = memory.now();
+        self.prime(memory);
+        let start = memory.now();
+        if let Wait::Sleep(length) = wait {
+            memory.sleep_until(start + Ticks((length * ticks_per_ms) as u64));
+        }
+        let probe_start = memory.now();
+        self.samples.clear();
+        memory.time(&self.layout.sentinels, &mut self.samples);
+        memory.time(&self.layout.probe_order, &mut self.samples);
+        let end = memory.now();
+
+        let (sentinels, canary) = self.samples.split_at(self.layout.sentinels.len());
+        let (sentinels, canary) = (limits.count(sentinels), limits.count(canary));
+        let prime_ms = ms(start - before);
+        let stretched = prime_ms > self.typical_prime_ms * 4.0 + GAP_MS;
+        self.typical_prime_ms = self.typical_prime_ms.min(prime_ms);
+        let longest = self.samples.iter().map(|sample| sample.ticks).max().unwrap_or(0);
+        WindowResult {
+            start,
+            exposure_ms: ms(probe_start - start) + ms(end - probe_start) / 2.0,
+            share: canary.miss_share(),
+            sentinels_lost: sentinels.miss_share().unwrap_or(0.0),
+            invalid_samples: canary.invalid,
+            gap: stretched || f64::from(longest) > GAP_MS * ticks_per_ms,
+            preempted: memory.involuntary_switches() > switches,
+            cpu_ms: memory.cpu_ms() - cpu,
+            probe_ms: ms(end - probe_start),
+        }
+    }
+
+    /// The control that flushed lines read as misses: the share that falsely reads as hits, 0 to 1.
+    ///
+    /// Prefetchers can fetch a line just before it is timed; a canary that hides misses must be refused.
+    pub fn false_hits(&mut self, memory: &mut impl Memory, limits: Discriminator) -> Option<f64> {
+        memory.flush(&self.layout.canary);
+        self.samples.clear();
+        memory.time(&self.layout.probe_order, &mut self.samples);
+        limits.count(&self.samples).miss_share().map(|missed| 1.0 - missed)
+    }
+}
