@@ -1,1 +1,20 @@
 //! CPUs, caches and NUMA nodes of this machine, and a probe of who really shares a cache.
+
+#![deny(unsafe_code)]
+
+pub mod affinity;
+mod clock;
+mod cpulist;
+mod error;
+mod mixture;
+pub mod near_far;
+pub mod pingpong;
+pub mod series;
+
+pub use affinity::Pinned;
+pub use clock::{deadline_in, tsc_ticks_per_ms};
+pub use cpulist::{format_cpu_list, parse_cpu_list};
+pub use error::Error;
+pub use near_far::{NearFar, Placement};
+pub use pingpong::{Pair, RoundTrip, Table};
+pub use series::{PlacementSeries, PlacementSummary, Verdict};
