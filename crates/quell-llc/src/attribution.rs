@@ -117,14 +117,14 @@ impl Attribution {
     }
 
     fn group(&self, shape: f64, belongs: impl Fn(&LoadedWindow) -> bool) -> Vec<f64> {
-        self.recent.iter().filter(|w| belongs(w)).map(|w| pressure(w, shape)).collect()
+        self.recent.iter().filter(|w| belongs(w)).map(|w| pressure(w.share, w.exposure_ms, shape)).collect()
     }
 }
 
-/// Weibull rate that explains a window's loss: (−ln(1−share))^(1/k) / exposure.
-fn pressure(window: &LoadedWindow, shape: f64) -> f64 {
-    let share = window.share.clamp(SHARE_LIMITS[0], SHARE_LIMITS[1]);
-    (-(1.0 - share).ln()).powf(1.0 / shape) / window.exposure_ms
+/// Weibull rate (1/ms) that explains the loss of `share` within `exposure_ms`: (−ln(1−share))^(1/k) / exposure.
+pub(crate) fn pressure(share: f64, exposure_ms: f64, shape: f64) -> f64 {
+    let share = share.clamp(SHARE_LIMITS[0], SHARE_LIMITS[1]);
+    (-(1.0 - share).ln()).powf(1.0 / shape) / exposure_ms
 }
 
 /// Names the source if the interval of our own part lies on one side of the limits.

@@ -12,6 +12,7 @@ pub mod calibrate;
 pub mod canary;
 pub mod capacity;
 pub mod curve;
+pub mod detect;
 pub mod hw;
 pub mod layout;
 pub mod monitor;
