@@ -46,6 +46,13 @@ pub struct Verdict {
     pub grounds: String,
 }
 
+impl Verdict {
+    /// It cannot be told, and why.
+    pub fn unknown(grounds: impl Into<String>) -> Self {
+        Self { source: Source::Unknown, grounds: grounds.into() }
+    }
+}
+
 /// What attribution needs to know of a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadedWindow {
@@ -84,7 +91,7 @@ impl Attribution {
         self.recent.drain(..excess);
         match self.own_part(period, shape) {
             Ok(verdict) => verdict,
-            Err(grounds) => Verdict { source: Source::Unknown, grounds },
+            Err(grounds) => Verdict::unknown(grounds),
         }
     }
 

@@ -17,6 +17,7 @@ pub mod hw;
 pub mod layout;
 pub mod monitor;
 pub mod planner;
+pub mod summary;
 pub mod tier;
 pub mod timer;
 
@@ -26,4 +27,5 @@ pub use canary::{Canary, Wait, WindowResult};
 pub use curve::{Curve, Observation};
 pub use layout::{Layout, Spill};
 pub use monitor::{Discarded, Monitor, Period, Plan, Settings};
+pub use summary::Summary;
 pub use tier::{Tier, TierLimits};

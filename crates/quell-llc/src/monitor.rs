@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 
-use crate::attribution::{Attribution, LoadedWindow, Source, Verdict};
+use crate::attribution::{Attribution, LoadedWindow, Verdict};
 use crate::calibrate::{Discriminator, MAX_FALSE_HITS};
 use crate::canary::{Canary, Wait, WindowResult};
 use crate::curve::{Curve, Observation};
@@ -105,6 +105,8 @@ pub struct Period {
     pub windows: usize,
     /// Windows thrown away.
     pub discarded: Discarded,
+    /// Why nothing may be said of this period, if a control failed; then every estimate is unknown.
+    pub refusal: Option<String>,
     /// Share of flushed lines that read as hits (control).
     pub false_hits: Option<f64>,
     /// Share lost without any wait (control), running mean.
@@ -309,7 +311,7 @@ impl Monitor {
         }
         let source = match &refusal {
             None => self.attribution.label(&harvest.loaded, self.expected_shape()),
-            Some(reason) => Verdict { source: Source::Unknown, grounds: reason.clone() },
+            Some(reason) => Verdict::unknown(reason.clone()),
         };
         let period = Period {
             index: self.index,
@@ -322,6 +324,7 @@ impl Monitor {
             source,
             windows: harvest.windows,
             discarded: Discarded { placement: curve.jumps, ..harvest.discarded },
+            refusal,
             false_hits,
             lost_at_once,
             cpu_ms,
