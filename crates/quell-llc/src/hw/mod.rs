@@ -5,5 +5,7 @@
 mod arena;
 mod loads;
 mod machine;
+mod priority;
 
 pub use machine::{HwError, HwMemory};
+pub use priority::Raised;

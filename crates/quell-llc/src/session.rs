@@ -1,0 +1,188 @@
+//! One LLC of the real machine, watched from one vCPU: memory, calibration and the neighbors to ping.
+
+use std::time::{Duration, Instant};
+
+use quell_core::{Bytes, CpuId, LlcId, Ticks, tsc};
+use quell_topology::{NearFar, Pair, Pinned, PlacementSeries, PlacementSummary, tsc_ticks_per_ms};
+
+use crate::calibrate::{Calibration, calibrate};
+use crate::hw::{HwError, HwMemory};
+use crate::layout::Layout;
+use crate::monitor::{Monitor, Period, Plan, Settings};
+
+/// What to watch, and from where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The LLC domain as the guest kernel sees it.
+    pub llc: LlcId,
+    /// The CPUs that share it according to the kernel, and that this process may use.
+    pub cpus: Vec<CpuId>,
+    /// Size that CPUID or sysfs advertises.
+    pub advertised: Bytes,
+    /// Size of the private L2.
+    pub l2: Bytes,
+}
+
+impl Target {
+    /// The CPU that measures: the first.
+    #[must_use]
+    pub fn probe_cpu(&self) -> CpuId {
+        self.cpus[0]
+    }
+}
+
+/// Why an LLC cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// Pinning, timing or ping-pong failed.
+    #[error("cannot place the probe on CPU {cpu}")]
+    Topology {
+        /// Where.
+        cpu: CpuId,
+        /// Why.
+        #[source]
+        source: quell_topology::Error,
+    },
+    /// No memory.
+    #[error("cannot prepare the probe's memory")]
+    Memory(#[from] HwError),
+}
+
+/// Partners that take turns: more would make every pair's series too thin.
+const MAX_PARTNERS: usize = 4;
+/// Least time between two ping-pongs while windows are measured: each takes some 0.2 ms of two CPUs.
+const PING_EVERY: Duration = Duration::from_millis(100);
+/// Time between two ping-pongs of a dense series: hosts were seen to move vCPUs every 46 ms.
+const DENSE_EVERY: Duration = Duration::from_millis(10);
+
+/// Everything needed to watch one LLC. Lives on the thread that made it, which stays pinned.
+#[derive(Debug)]
+pub struct Session {
+    /// What is watched.
+    pub target: Target,
+    /// What was learnt of hits and misses.
+    pub calibration: Calibration,
+    /// Who shares the cache, over time.
+    pub companions: Companions,
+    memory: HwMemory,
+    layout: Layout,
+    seed: u64,
+    _pin: Pinned,
+}
+
+impl Session {
+    /// Pins the calling thread to the target's first CPU, prepares memory and calibrates (some 50 ms).
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn open(target: Target, seed: u64) -> Result<Self, SessionError> {
+        let cpu = target.probe_cpu();
+        let placed = |source| SessionError::Topology { cpu, source };
+        let pin = Pinned::to(cpu).map_err(placed)?;
+        let ticks_per_ms = tsc_ticks_per_ms().map_err(placed)?;
+        let layout = Layout::new(target.l2, seed);
+        let mut memory = HwMemory::new(Layout::pages(target.l2), ticks_per_ms)?;
+        let calibration = calibrate(&mut memory, target.l2, &layout);
+        let companions = Companions::new(&target.cpus).map_err(placed)?;
+        Ok(Self { target, calibration, companions, memory, layout, seed, _pin: pin })
+    }
+
+    /// The memory and the layout of lines in it.
+    pub fn parts(&mut self) -> (&mut HwMemory, &Layout) {
+        (&mut self.memory, &self.layout)
+    }
+
+    /// A monitor for this LLC.
+    ///
+    /// # Errors
+    /// Why hits and misses cannot be told apart here.
+    pub fn monitor(&self, settings: Settings) -> Result<Monitor, String> {
+        let limits = self.calibration.discriminator.clone()?;
+        Ok(Monitor::new(settings, self.calibration.canary(self.layout.clone()), limits, self.seed))
+    }
+
+    /// Runs one period and pings the companions in its pauses. `keep_on` is asked in each pause.
+    pub fn period(&mut self, monitor: &mut Monitor, plan: Plan, keep_on: impl Fn() -> bool) -> Period {
+        let companions = &mut self.companions;
+        monitor.period(&mut self.memory, plan, |until| {
+            companions.ping_if_due(until);
+            keep_on()
+        })
+    }
+}
+
+/// The other CPUs of the same LLC, one series of ping-pongs each.
+#[derive(Debug)]
+pub struct Companions {
+    pairs: Vec<(Pair, PlacementSeries)>,
+    next: usize,
+    start: Instant,
+    last: Option<Instant>,
+}
+
+/// How one companion's CPU moved relative to the probe's.
+#[derive(Clone, Debug)]
+pub struct Companion {
+    /// The probe's CPU and the companion's.
+    pub cpus: (CpuId, CpuId),
+    /// Near share, switches and dwell times over the whole time.
+    pub summary: PlacementSummary,
+}
+
+impl Companions {
+    /// Helpers on up to four other CPUs of `cpus`, the first of which is the probe's.
+    fn new(cpus: &[CpuId]) -> Result<Self, quell_topology::Error> {
+        let pairs = cpus[1..]
+            .iter()
+            .take(MAX_PARTNERS)
+            .map(|&partner| Ok((Pair::new(cpus[0], partner)?, PlacementSeries::new())))
+            .collect::<Result<_, quell_topology::Error>>()?;
+        Ok(Self { pairs, next: 0, start: Instant::now(), last: None })
+    }
+
+    /// Whether there is nobody to ping.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// Pings the next companion, unless the last ping was a moment ago or `until` is too close.
+    fn ping_if_due(&mut self, until: Ticks) {
+        let due = self.last.is_none_or(|last| last.elapsed() >= PING_EVERY);
+        if due && until > tsc::now() {
+            self.ping();
+        }
+    }
+
+    /// Pings all companions in turn, as often as is sensible, until `span` has passed or `keep_on` says no.
+    pub fn dense(&mut self, span: Duration, keep_on: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !self.is_empty() && start.elapsed() < span && keep_on() {
+            self.ping();
+            std::thread::sleep(DENSE_EVERY);
+        }
+    }
+
+    fn ping(&mut self) {
+        let count = self.pairs.len();
+        let Some((pair, series)) = self.pairs.get_mut(self.next) else { return };
+        match pair.measure() {
+            Ok(Some(trip)) => series.push(self.start.elapsed(), trip.min_ns),
+            Ok(None) | Err(_) => series.push_unanswered(),
+        }
+        self.last = Some(Instant::now());
+        self.next = (self.next + 1) % count;
+    }
+
+    /// What the series say, each judged by the limit fitted to all of them. `memory_ns` is the latency of
+    /// memory, the yardstick where only one kind of round trip was seen.
+    #[must_use]
+    pub fn summaries(&self, memory_ns: f64) -> Vec<Companion> {
+        let all: Vec<f64> = self.pairs.iter().flat_map(|(_, series)| series.round_trips_ns()).collect();
+        let limit = NearFar::fit(&all, Some(memory_ns));
+        self.pairs
+            .iter()
+            .map(|(pair, series)| Companion { cpus: pair.cpus(), summary: series.summary(&limit) })
+            .collect()
+    }
+}
