@@ -17,9 +17,12 @@ pub mod hw;
 pub mod layout;
 pub mod monitor;
 pub mod planner;
+pub mod scan;
+pub mod session;
 pub mod summary;
 pub mod tier;
 pub mod timer;
+pub mod watch;
 
 pub use attribution::Source;
 pub use calibrate::{Calibration, Discriminator, calibrate};
@@ -29,3 +32,15 @@ pub use layout::{Layout, Spill};
 pub use monitor::{Discarded, Monitor, Period, Plan, Settings};
 pub use summary::Summary;
 pub use tier::{Tier, TierLimits};
+
+/// An error with its causes, on one line.
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -97,8 +97,8 @@ pub struct Period {
     pub ewma_rate_pct_per_ms: Option<f64>,
     /// Center of the windows used, in ms.
     pub window_ms: f64,
-    /// The tier in force, after hysteresis; none while it cannot be told.
-    pub tier: Option<Tier>,
+    /// The tier in force, after hysteresis, or why it cannot be told.
+    pub tier: Result<Tier, String>,
     /// Who evicts.
     pub source: Verdict,
     /// Windows measured, discarded ones included.
@@ -301,8 +301,11 @@ impl Monitor {
             None => known,
             Some(reason) => Estimate::unknown(reason.clone()),
         };
-        let tier = if refusal.is_some() { None } else { curve.tier(self.settings.tiers).ok() };
-        if tier.is_none() {
+        let tier = match &refusal {
+            None => curve.tier(self.settings.tiers),
+            Some(reason) => Err(reason.clone()),
+        };
+        if tier.is_err() {
             self.tier.reset();
         }
         let rate = estimate(curve.rate_pct_per_ms());

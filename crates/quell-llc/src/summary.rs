@@ -8,7 +8,10 @@ use crate::curve::{Curve, Observation};
 use crate::monitor::{Discarded, Period};
 use crate::tier::{Tier, TierLimits};
 
-/// The estimates over a whole stretch of periods. Periods are the blocks of every confidence interval.
+/// From so many periods on, periods are the blocks of every confidence interval; below, groups of windows.
+const ENOUGH_PERIODS: usize = 6;
+
+/// The estimates over a whole stretch of periods.
 #[derive(Clone, Debug)]
 pub struct Summary {
     /// The fitted survival curve.
@@ -44,6 +47,7 @@ impl Summary {
     #[must_use]
     pub fn of(periods: &[Period], tiers: TierLimits) -> Self {
         let sound: Vec<&Period> = periods.iter().filter(|period| period.refusal.is_none()).collect();
+        let by_period = sound.len() >= ENOUGH_PERIODS;
         let observations: Vec<Observation> = sound
             .iter()
             .flat_map(|period| {

@@ -68,7 +68,12 @@ impl LlcScan {
     }
 
     pub(super) fn finish(
-        &mut self, session: &Session, sweep: Period, periods: Vec<Period>, usable: Usable, tiers: TierLimits,
+        &mut self,
+        session: &Session,
+        sweep: Period,
+        periods: Vec<Period>,
+        usable: Usable,
+        tiers: TierLimits,
     ) {
         let spill: Spill = session.calibration.spill;
         self.companions = session.companions.summaries(session.calibration.memory_ns());
@@ -87,7 +92,10 @@ const MOST: Bytes = Bytes::mib(512);
 
 /// Measures the usable capacity in a memory of its own, which is given back at once.
 pub(super) fn usable(
-    target: &Target, calibration: &Calibration, settings: ScanSettings, turn: &Mutex<()>,
+    target: &Target,
+    calibration: &Calibration,
+    settings: ScanSettings,
+    turn: &Mutex<()>,
     keep_on: impl FnMut() -> bool,
 ) -> Usable {
     if !settings.capacity {
@@ -107,7 +115,7 @@ pub(super) fn usable(
         Ok(mut memory) => {
             capacity::usable(&mut memory, limits, target.advertised, target.l2, settings.seed, keep_on)
         }
-        Err(error) => Usable::unknown(super::chain(&*error)),
+        Err(error) => Usable::unknown(crate::error_chain(&*error)),
     }
 }
 

@@ -67,7 +67,10 @@ impl Shared<'_> {
 
 /// Scans all targets at once, one thread each. Setting `stop` ends the scan early with what there is.
 pub fn scan(
-    targets: &[Target], settings: ScanSettings, stop: &AtomicBool, progress: &(dyn Fn(Progress) + Sync),
+    targets: &[Target],
+    settings: ScanSettings,
+    stop: &AtomicBool,
+    progress: &(dyn Fn(Progress) + Sync),
 ) -> Vec<LlcScan> {
     let steps_per_llc = settings.periods as usize + 3;
     let shared = Shared {
@@ -84,7 +87,9 @@ pub fn scan(
         threads
             .into_iter()
             .map(|(target, thread)| {
-                thread.join().unwrap_or_else(|_| LlcScan::failed(target, "the measuring thread panicked".into()))
+                thread
+                    .join()
+                    .unwrap_or_else(|_| LlcScan::failed(target, "the measuring thread panicked".into()))
             })
             .collect()
     })
@@ -96,7 +101,7 @@ const DENSE: Duration = Duration::from_millis(1500);
 fn scan_one(target: &Target, shared: &Shared<'_>) -> LlcScan {
     let settings = shared.settings;
     let mut notes = Vec::new();
-    let _raised = settings.priority.then(|| Raised::calling_thread()).and_then(|raised| match raised {
+    let _raised = settings.priority.then(Raised::calling_thread).and_then(|raised| match raised {
         Ok(raised) => Some(raised),
         Err(error) => {
             notes.push(format!("the probe's priority was not raised: {error}"));
@@ -105,7 +110,7 @@ fn scan_one(target: &Target, shared: &Shared<'_>) -> LlcScan {
     });
     let mut session = match Session::open(target.clone(), settings.seed) {
         Ok(session) => session,
-        Err(error) => return LlcScan::failed(target, chain(&error)),
+        Err(error) => return LlcScan::failed(target, crate::error_chain(&error)),
     };
     shared.step();
     session.companions.dense(DENSE, || shared.keep_on());
@@ -133,16 +138,4 @@ fn scan_one(target: &Target, shared: &Shared<'_>) -> LlcScan {
     shared.step();
     scan.finish(&session, sweep, periods, usable, settings.monitor.tiers);
     scan
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
