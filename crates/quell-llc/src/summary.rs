@@ -51,10 +51,10 @@ impl Summary {
         let observations: Vec<Observation> = sound
             .iter()
             .flat_map(|period| {
-                period
-                    .observations
-                    .iter()
-                    .map(|o| Observation { window: Window { block: period.index, ..o.window }, ..*o })
+                period.observations.iter().map(move |o| {
+                    let block = if by_period { period.index } else { o.window.block };
+                    Observation { window: Window { block, ..o.window }, ..*o }
+                })
             })
             .collect();
         let lost_at_once = sound.last().map_or(0.0, |period| period.lost_at_once);
