@@ -3,7 +3,7 @@
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use super::{Area, DrawError, Labels, axes, color, document, legend, rule};
+use super::{Area, DrawError, Labels, axes, color, document, legend, log_tick, rule, tick};
 use crate::histogram::{Bins, Histogram, Series};
 use crate::{ReportError, number};
 
@@ -18,7 +18,8 @@ use crate::{ReportError, number};
 pub fn latency_histogram(title: &str, unit: &str, histogram: &Histogram) -> Result<String, ReportError> {
     let edges = histogram.bins().edges();
     let range = edges[0]..edges[edges.len() - 1];
-    let labels = Labels { title, x: unit, y: "share of the class, %" };
+    let x_tick = if histogram.bins().is_log() { log_tick } else { tick };
+    let labels = Labels { title, x: unit, y: "share of the class, %", x_tick };
     document(title, |area| {
         if histogram.bins().is_log() {
             draw(area, &labels, range.log_scale(), histogram)
@@ -48,7 +49,7 @@ where
     let edges = histogram.bins().edges();
     let visible = edges[0]..=edges[edges.len() - 1];
     for (index, mark) in histogram.marks().iter().filter(|mark| visible.contains(&mark.at)).enumerate() {
-        let label = format!(" {} {}", mark.label, number::significant(mark.at));
+        let label = format!("{} {}", mark.label, number::significant(mark.at));
         // Neighboring labels stand at different heights, so that they stay readable.
         let height = top * (0.99 - 0.05 * (index % 4) as f64);
         rule(&mut chart, (mark.at, 0.0), (mark.at, top), &label, (mark.at, height))?;

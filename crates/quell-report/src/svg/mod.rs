@@ -84,6 +84,8 @@ struct Labels<'a> {
     title: &'a str,
     x: &'a str,
     y: &'a str,
+    /// How a number on the x axis is written: [`tick`], or [`log_tick`] where many lie close together.
+    x_tick: fn(f64) -> String,
 }
 
 type Chart<'a, 'b, X> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, RangedCoordf64>>;
@@ -102,6 +104,7 @@ where
     let mut chart = ChartBuilder::on(area)
         .caption(printable(labels.title, &[]), ("sans-serif", 16))
         .margin(10)
+        .margin_right(24)
         .x_label_area_size(45)
         .y_label_area_size(70)
         .build_cartesian_2d(x, y)?;
@@ -113,7 +116,7 @@ where
         .label_style(FONT)
         .x_labels(10)
         .y_labels(8)
-        .x_label_formatter(&|value| tick(*value))
+        .x_label_formatter(&|value| (labels.x_tick)(*value))
         .y_label_formatter(&|value| tick(*value))
         .x_desc(printable(labels.x, &[]))
         .y_desc(printable(labels.y, &[]))
@@ -125,6 +128,15 @@ where
 fn tick(value: f64) -> String {
     let text = number::significant(value);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// A number on a logarithmic axis: only 1, 2, 3 and 5 times a power of ten have room.
+fn log_tick(value: f64) -> String {
+    let text = tick(value);
+    match text.trim_start_matches(['0', '.']).chars().next() {
+        Some('1' | '2' | '3' | '5') => text,
+        _ => String::new(),
+    }
 }
 
 /// The box that says which color is which.
@@ -154,7 +166,7 @@ where
 {
     chart.draw_series(DashedLineSeries::new([from, to], 5, 4, RULE.stroke_width(1)))?;
     let style = FONT.into_font().color(&RULE);
-    chart.draw_series([Text::new(printable(label, &[]), label_at, style)])?;
+    chart.draw_series([EmptyElement::at(label_at) + Text::new(printable(label, &[]), (4, 2), style)])?;
     Ok(())
 }
 
@@ -177,5 +189,6 @@ mod tests {
     fn ticks_have_no_trailing_zeros() {
         let ticks = [0.0, 0.5, 1.0, 12.5, 100.0, 1200.0].map(tick);
         assert_eq!(ticks, ["0", "0.5", "1", "12.5", "100", "1200"]);
+        assert_eq!([0.02, 90.0, 500.0].map(log_tick), ["0.02", "", "500"]);
     }
 }

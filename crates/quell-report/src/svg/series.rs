@@ -2,7 +2,7 @@
 
 use plotters::prelude::*;
 
-use super::{Labels, axes, color, document, legend, plottable, range, rule};
+use super::{Labels, axes, color, document, legend, plottable, range, rule, tick};
 use crate::ReportError;
 
 /// One curve of a [`TimeSeries`].
@@ -50,12 +50,11 @@ pub fn time_series(plot: &TimeSeries) -> Result<String, ReportError> {
     // Zero belongs on the axis where values are positive: it shows how large the changes really are.
     let bottom = if y.start >= 0.0 { 0.0 } else { y.start };
     let top = y.end + (y.end - bottom) * 0.15;
-    let labels = Labels { title: &plot.title, x: "time, s", y: &plot.y_label };
+    let labels = Labels { title: &plot.title, x: "time, s", y: &plot.y_label, x_tick: tick };
     document(&plot.title, |area| {
         let mut chart = axes(area, &labels, x.clone(), bottom..top)?;
         for level in levels {
-            let label = format!(" {}", level.label);
-            rule(&mut chart, (x.start, level.at), (x.end, level.at), &label, (x.start, level.at))?;
+            rule(&mut chart, (x.start, level.at), (x.end, level.at), &level.label, (x.start, level.at))?;
         }
         for (index, (line, runs)) in plot.lines.iter().zip(&runs).enumerate() {
             let color = color(index);

@@ -2,7 +2,7 @@
 
 use plotters::prelude::*;
 
-use super::{Labels, axes, color, document, legend, plottable, range};
+use super::{Labels, axes, color, document, legend, plottable, range, tick};
 use crate::ReportError;
 
 /// The measured share of lines that are still cached after a wait.
@@ -48,12 +48,24 @@ pub fn survival(plot: &SurvivalPlot) -> Result<String, ReportError> {
     let curve: Vec<_> = curve.filter(|(wait, share)| plottable(*wait) && plottable(*share)).collect();
     let waits = points.iter().map(|point| point.wait_ms).chain(curve.iter().map(|(wait, _)| *wait));
     let waits = range(waits.chain([0.0]));
-    let labels =
-        Labels { title: &plot.title, x: "time since the lines were loaded, ms", y: "still cached, %" };
+    let labels = Labels {
+        title: &plot.title,
+        x: "time since the lines were loaded, ms",
+        y: "still cached, %",
+        x_tick: tick,
+    };
     document(&plot.title, |area| {
         let mut chart = axes(area, &labels, waits.start..waits.end * 1.03, 0.0..105.0)?;
         let measured = color(0);
         let percent = |share: f64| share.clamp(0.0, 1.0) * 100.0;
+        if let Some(fit) = &plot.fit {
+            let fitted = color(4);
+            let curve = curve.iter().map(|(wait, share)| (*wait, percent(*share)));
+            chart
+                .draw_series(LineSeries::new(curve, fitted.stroke_width(2)))?
+                .label(crate::look::printable(&fit.label, &[]))
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], fitted.stroke_width(2)));
+        }
         chart.draw_series(points.iter().filter_map(|point| {
             let [lo, hi] = point.ci95.filter(|ci| ci.iter().all(|bound| plottable(*bound)))?;
             let ends = [(point.wait_ms, percent(lo)), (point.wait_ms, percent(hi))];
@@ -67,14 +79,6 @@ pub fn survival(plot: &SurvivalPlot) -> Result<String, ReportError> {
             )?
             .label("measured, 95 % interval")
             .legend(move |(x, y)| Circle::new((x + 8, y), 4, measured.filled()));
-        if let Some(fit) = &plot.fit {
-            let fitted = color(4);
-            let curve = curve.iter().map(|(wait, share)| (*wait, percent(*share)));
-            chart
-                .draw_series(LineSeries::new(curve, fitted.stroke_width(2)))?
-                .label(crate::look::printable(&fit.label, &[]))
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], fitted.stroke_width(2)));
-        }
         legend(&mut chart, SeriesLabelPosition::UpperRight)
     })
 }
