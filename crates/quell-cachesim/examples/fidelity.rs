@@ -199,9 +199,9 @@ fn noise() {
             let lines = canary(1024, round);
             prime(&mut memory, &lines, &area);
             if asleep {
-                wait(&mut memory, 2.0)
+                wait(&mut memory, 2.0);
             } else {
-                gaps.push(spin(&mut memory, 2.0))
+                gaps.push(spin(&mut memory, 2.0));
             }
             let share = above(&mut memory, &lines, LLC_LIMIT);
             shares.push(100.0 * share);
@@ -316,6 +316,9 @@ fn speed() {
 }
 
 fn main() {
+    if std::env::args().nth(1).is_some_and(|arg| arg == "speed") {
+        return speed();
+    }
     priming();
     spilling();
     survival();

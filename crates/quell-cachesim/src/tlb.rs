@@ -1,7 +1,6 @@
 //! The second-level TLB: which pages have a translation at hand.
 
 use crate::config::Backing;
-use crate::rng::mix;
 
 const WAYS: u32 = 8;
 
@@ -30,7 +29,7 @@ impl Tlb {
             return false;
         }
         self.last = entry;
-        let set = mix(u64::from(entry)) as usize & (self.sets.len() - 1);
+        let set = entry as usize & (self.sets.len() - 1);
         if self.sets[set].contains(&entry) {
             return false;
         }
@@ -58,7 +57,7 @@ mod tests {
     fn holds_what_fits_and_no_more() {
         let mut tlb = Tlb::new(2048, Backing::Small);
         assert_eq!(misses(&mut tlb, 0..1000), 1000);
-        assert!(misses(&mut tlb, 0..1000) < 20);
+        assert_eq!(misses(&mut tlb, 0..1000), 0);
         misses(&mut tlb, 0..20_000);
         assert!(misses(&mut tlb, 0..1000) > 900);
         tlb.clear();
