@@ -1,0 +1,280 @@
+//! One cache level: sets of up to 16 ways with their replacement state, in compact arrays.
+//!
+//! Only lines of our own arenas have a tag. A foreign line is merely a valid way that is not ours: nobody
+//! ever looks for it, so nothing but its replacement state has to be kept.
+
+use crate::config::Replacement;
+use crate::rng::Rng;
+
+/// Most ways that a level can have.
+pub(crate) const MAX_WAYS: u32 = 16;
+
+const NIBBLES: u64 = 0x1111_1111_1111_1111;
+
+/// A subset of the ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ways {
+    /// Bit i stands for way i.
+    pub bits: u16,
+    /// Bit 2i stands for way i.
+    spread: u32,
+}
+
+impl Ways {
+    pub fn new(bits: u16) -> Self {
+        let spread = (0..MAX_WAYS).filter(|way| bits >> way & 1 == 1).map(|way| 1u32 << (2 * way)).sum();
+        Self { bits, spread }
+    }
+
+    pub fn first(n: u32) -> Self {
+        Self::new((((1u32 << n) - 1) & 0xffff) as u16)
+    }
+}
+
+#[repr(align(64))]
+#[derive(Clone, Copy, Debug)]
+struct Tags([u32; MAX_WAYS as usize]);
+
+/// What is known of a set beside its tags.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SetState {
+    /// Replacement state; its meaning depends on the policy.
+    repl: u64,
+    /// Integrated foreign traffic up to which this set is current (see [`crate::traffic`]).
+    pub seen: [f64; 2],
+    valid: u16,
+    /// Ways that hold a line of our arenas.
+    pub own: u16,
+    /// Ways whose line has been re-used in the level below (see [`Sets::fill`]).
+    reused: u16,
+}
+
+/// A line of ours that had to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Victim {
+    pub tag: u32,
+    pub reused: bool,
+}
+
+/// All sets of one level.
+#[derive(Clone, Debug)]
+pub(crate) struct Sets {
+    tags: Vec<Tags>,
+    pub state: Vec<SetState>,
+    policy: Replacement,
+    pub all: Ways,
+}
+
+impl Sets {
+    /// An empty level.
+    pub fn new(sets: u32, ways: u32, policy: Replacement) -> Self {
+        let repl = if policy == Replacement::Lru { 0xfedc_ba98_7654_3210 } else { 0 };
+        let state = SetState { repl, seen: [0.0; 2], valid: 0, own: 0, reused: 0 };
+        Self {
+            tags: vec![Tags([0; MAX_WAYS as usize]); sets as usize],
+            state: vec![state; sets as usize],
+            policy,
+            all: Ways::first(ways),
+        }
+    }
+
+    /// The way that holds our line `tag`.
+    #[inline]
+    pub fn find(&self, set: usize, tag: u32) -> Option<u32> {
+        let own = self.state[set].own;
+        if own == 0 {
+            return None;
+        }
+        let mut hits = 0u32;
+        for (way, &other) in self.tags[set].0.iter().enumerate() {
+            hits |= u32::from(other == tag) << way;
+        }
+        hits &= u32::from(own);
+        (hits != 0).then(|| hits.trailing_zeros())
+    }
+
+    /// The line in `way`, if it is ours.
+    pub fn tag(&self, set: usize, way: u32) -> u32 {
+        self.tags[set].0[way as usize]
+    }
+
+    /// Records a hit.
+    #[inline]
+    pub fn touch(&mut self, set: usize, way: u32) {
+        touch(self.policy, &mut self.state[set].repl, way);
+    }
+
+    /// Takes the line in `way` out.
+    #[inline]
+    pub fn remove(&mut self, set: usize, way: u32) -> bool {
+        let state = &mut self.state[set];
+        let bit = !(1u16 << way);
+        let reused = state.reused >> way & 1 == 1;
+        state.valid &= bit;
+        state.own &= bit;
+        state.reused &= bit;
+        reused
+    }
+
+    /// Puts our line `tag` into one of `allowed` ways and returns our line that had to make room for it.
+    ///
+    /// `protect` is the re-reference prediction: it matters to [`Replacement::Rrip`] only. `reused` is
+    /// remembered with the line until it leaves.
+    #[inline]
+    pub fn fill(
+        &mut self,
+        set: usize,
+        allowed: Ways,
+        tag: u32,
+        protect: bool,
+        reused: bool,
+        rng: &mut Rng,
+    ) -> Option<Victim> {
+        let way = self.place(set, allowed, protect, rng);
+        let old = self.tags[set].0[way as usize];
+        self.tags[set].0[way as usize] = tag;
+        let state = &mut self.state[set];
+        let bit = 1u16 << way;
+        let victim = (state.own & bit != 0).then_some(Victim { tag: old, reused: state.reused & bit != 0 });
+        state.own |= bit;
+        state.reused = state.reused & !bit | u16::from(reused) << way;
+        victim
+    }
+
+    /// Puts somebody else's line into one of `allowed` ways and returns that way's bit if our line was in it
+    /// (its tag stays readable until the next fill).
+    #[inline]
+    pub fn fill_foreign(&mut self, set: usize, allowed: Ways, protect: bool, rng: &mut Rng) -> u16 {
+        let way = self.place(set, allowed, protect, rng);
+        let state = &mut self.state[set];
+        let bit = 1u16 << way;
+        let evicted = state.own & bit;
+        state.own &= !bit;
+        evicted
+    }
+
+    /// Whether the line in `way` was filled as re-used.
+    pub fn reused(&self, set: usize, way: u32) -> bool {
+        self.state[set].reused >> way & 1 == 1
+    }
+
+    /// Keeps the first set only.
+    pub fn truncate(&mut self) {
+        self.tags.truncate(1);
+        self.state.truncate(1);
+    }
+
+    /// Empties a set.
+    pub fn clear(&mut self, set: usize) {
+        let state = &mut self.state[set];
+        (state.valid, state.own) = (0, 0);
+    }
+
+    /// Makes all ways foreign with the given replacement state and returns the ways that were ours.
+    pub fn reset_foreign(&mut self, set: usize, repl: u64) -> u16 {
+        let state = &mut self.state[set];
+        state.repl = repl;
+        state.valid = self.all.bits;
+        std::mem::take(&mut state.own)
+    }
+
+    /// The replacement state of a set, for [`Sets::reset_foreign`].
+    pub fn replacement_state(&self, set: usize) -> u64 {
+        self.state[set].repl
+    }
+
+    #[inline]
+    fn place(&mut self, set: usize, allowed: Ways, protect: bool, rng: &mut Rng) -> u32 {
+        let state = &mut self.state[set];
+        let free = allowed.bits & !state.valid;
+        let way = if free != 0 {
+            free.trailing_zeros()
+        } else {
+            victim(self.policy, &mut state.repl, allowed, self.all, rng)
+        };
+        state.valid |= 1 << way;
+        match self.policy {
+            Replacement::Rrip { insert, .. } => {
+                let value = if protect { 0 } else { u64::from(insert) };
+                state.repl = state.repl & !(3 << (2 * way)) | value << (2 * way);
+            }
+            policy => touch(policy, &mut state.repl, way),
+        }
+        way
+    }
+}
+
+#[inline]
+fn touch(policy: Replacement, repl: &mut u64, way: u32) {
+    match policy {
+        Replacement::Lru => {
+            // Sixteen nibbles, most recent first: cut `way` out and put it in front.
+            let zero = *repl ^ (NIBBLES * u64::from(way));
+            let place = (zero.wrapping_sub(NIBBLES) & !zero & (NIBBLES << 3)).trailing_zeros() / 4;
+            let newer = *repl & ((1u64 << (4 * place)) - 1);
+            let older = if place == 15 { 0 } else { *repl >> (4 * (place + 1)) << (4 * (place + 1)) };
+            *repl = older | newer << 4 | u64::from(way);
+        }
+        Replacement::TreePlru => {
+            // A heap of 15 bits; a bit tells which half to evict from: make each one point away from `way`.
+            let mut node = 1u32;
+            for level in (0..4).rev() {
+                let right = way >> level & 1;
+                *repl = *repl & !(1 << node) | u64::from(1 - right) << node;
+                node = 2 * node + right;
+            }
+        }
+        Replacement::Rrip { .. } => *repl &= !(3 << (2 * way)),
+        Replacement::Random => {}
+    }
+}
+
+#[inline]
+fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &mut Rng) -> u32 {
+    match policy {
+        Replacement::Lru => {
+            // Ways that do not exist never move to the front, so they stay behind the last real one.
+            let mut place = all.bits.count_ones();
+            loop {
+                place -= 1;
+                let way = (*repl >> (4 * place) & 15) as u32;
+                if place == 0 || allowed.bits >> way & 1 == 1 {
+                    return way;
+                }
+            }
+        }
+        Replacement::TreePlru => {
+            let (mut node, mut first) = (1u32, 0u32);
+            for level in (0..4).rev() {
+                let half = 1u32 << level;
+                let any = |from: u32| u32::from(allowed.bits) >> from & ((1 << half) - 1) != 0;
+                let wish = (*repl >> node & 1) as u32;
+                let right = if any(first + wish * half) { wish } else { 1 - wish };
+                first += right * half;
+                node = 2 * node + right;
+            }
+            first
+        }
+        Replacement::Rrip { random_pick, .. } => {
+            let mut values = *repl as u32;
+            let mut distant = values & values >> 1 & allowed.spread;
+            while distant == 0 {
+                values += allowed.spread;
+                distant = values & values >> 1 & allowed.spread;
+            }
+            *repl = u64::from(values);
+            if random_pick { pick(distant, rng) } else { distant.trailing_zeros() / 2 }
+        }
+        Replacement::Random => pick(allowed.spread, rng),
+    }
+}
+
+/// A random way of a spread mask.
+#[inline]
+fn pick(spread: u32, rng: &mut Rng) -> u32 {
+    let mut left = spread;
+    for _ in 0..rng.below(spread.count_ones()) {
+        left &= left - 1;
+    }
+    left.trailing_zeros() / 2
+}

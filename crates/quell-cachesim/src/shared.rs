@@ -1,0 +1,205 @@
+//! A cache level that foreign traffic reaches: the LLC (neighbors, our own polluter) or L2 (the sibling).
+
+use crate::config::{Config, Level, Polluter, Replacement, Traffic};
+use crate::rng::Rng;
+use crate::sets::{Sets, Ways};
+use crate::traffic::{OUTSIDE, OWN, Path};
+
+/// Replacement states that stand for "a set long after our last visit".
+const POOL: u32 = 256;
+/// A set without any line of ours is not replayed beyond so many insertions per way: nobody could tell.
+const FORGET_PER_WAY: u32 = 2;
+/// A set is taken as turned over completely after so many insertions per way, divided by the chance of an
+/// insertion to age the others.
+const TURNOVER_PER_WAY: f64 = 8.0;
+
+/// Lines of ours that foreign insertions have evicted, by who inserted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evictions {
+    /// By somebody outside our VM.
+    pub outside: u64,
+    /// By our own VM on another vCPU.
+    pub own: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct SharedCache {
+    pub sets: Sets,
+    pub path: Path,
+    /// Whether anything foreign can ever arrive.
+    active: bool,
+    their_ways: Ways,
+    reuse: [f64; 2],
+    /// Relative intensity by color and source; empty if it is 1 everywhere.
+    weights: Vec<[f64; 2]>,
+    /// Sets of one color are those whose index agrees in the bits above the page offset.
+    color_mask: usize,
+    pool: Vec<u64>,
+    turnover: u32,
+    pub evictions: Evictions,
+}
+
+/// Who inserts into a shared cache, and how.
+pub(crate) struct Sources<'a> {
+    pub outside: &'a Traffic,
+    pub polluter: Option<Polluter>,
+    pub their_ways: Ways,
+    pub rng: Rng,
+}
+
+impl SharedCache {
+    /// A cache of `level`'s shape with `sets` sets in all, full of foreign lines if there is traffic.
+    pub fn new(config: &Config, level: Level, sets: u32, sources: Sources) -> Self {
+        let Sources { outside, polluter, their_ways, mut rng } = sources;
+        let reuse = [outside.reuse, polluter.map_or(0.0, |p| p.reuse)];
+        let active = outside.per_ms > 0.0 || polluter.is_some_and(|p| p.per_ms > 0.0);
+        let path = Path::new(outside, polluter, sets, config.timing.ticks_per_ms, rng.clone());
+        let mut cache = Self {
+            sets: Sets::new(sets, level.ways, level.replacement),
+            path,
+            active,
+            their_ways,
+            reuse,
+            weights: weights(outside, polluter, config.colors()),
+            color_mask: config.colors() as usize - 1,
+            pool: Vec::new(),
+            turnover: turnover(level, reuse),
+            evictions: Evictions::default(),
+        };
+        if active {
+            cache.fill_pool(level, &mut Rng::new(rng.bits(), 0));
+            for set in &mut cache.sets.state {
+                // Long ago, and finite because a color's weight may be zero.
+                set.seen = [-1e18, 0.0];
+            }
+        }
+        cache
+    }
+
+    fn fill_pool(&mut self, level: Level, rng: &mut Rng) {
+        let mut sample = Sets::new(1, level.ways, level.replacement);
+        for i in 0..2 * POOL {
+            for _ in 0..4 * level.ways {
+                sample.fill_foreign(0, self.their_ways, rng.unit() < self.reuse[OUTSIDE], rng);
+            }
+            if i >= POOL {
+                self.pool.push(sample.replacement_state(0));
+            }
+        }
+    }
+
+    /// Applies what has arrived in `set` until `now` and returns the ways of our lines that are gone; their
+    /// tags can still be read until the next fill.
+    #[inline]
+    pub fn settle(&mut self, set: usize, now: f64, rng: &mut Rng) -> u16 {
+        if !self.active {
+            return 0;
+        }
+        let until = self.path.at(now);
+        let state = &mut self.sets.state[set];
+        let mut mean = [until[0] - state.seen[0], until[1] - state.seen[1]];
+        state.seen = until;
+        if !self.weights.is_empty() {
+            let weight = self.weight(set >> 6 & self.color_mask);
+            mean = [mean[0] * weight[0], mean[1] * weight[1]];
+        }
+        let total = mean[0] + mean[1];
+        let u = rng.unit();
+        // exp(-x) ≥ 1 - x, so this never turns an arrival into none.
+        if u < 1.0 - total {
+            return 0;
+        }
+        self.arrive(set, mean, u, rng)
+    }
+
+    #[cold]
+    fn arrive(&mut self, set: usize, mean: [f64; 2], u: f64, rng: &mut Rng) -> u16 {
+        let total = mean[0] + mean[1];
+        let n = if total > 2.0 * f64::from(self.turnover) + 40.0 {
+            self.turnover
+        } else {
+            Rng::poisson(total, u).min(self.turnover)
+        };
+        if n == 0 {
+            return 0;
+        }
+        let own_share = if mean[OWN] > 0.0 { mean[OWN] / total } else { 0.0 };
+        let untouched = self.sets.state[set].own == 0 && n > FORGET_PER_WAY * self.sets.all.bits.count_ones();
+        let evicted = if self.their_ways == self.sets.all && (n == self.turnover || untouched) {
+            let repl = self.pool[rng.below(POOL) as usize];
+            self.sets.reset_foreign(set, repl)
+        } else {
+            (0..n).fold(0, |gone, _| gone | self.insert(set, own_share, rng))
+        };
+        for _ in 0..evicted.count_ones() {
+            if own_share > 0.0 && rng.unit() < own_share {
+                self.evictions.own += 1;
+            } else {
+                self.evictions.outside += 1;
+            }
+        }
+        evicted
+    }
+
+    /// One foreign insertion into `set`; returns the way if our line was in it.
+    #[inline]
+    pub fn insert(&mut self, set: usize, own_share: f64, rng: &mut Rng) -> u16 {
+        let source = usize::from(own_share > 0.0 && rng.unit() < own_share);
+        let protect = self.reuse[source] > 0.0 && rng.unit() < self.reuse[source];
+        self.sets.fill_foreign(set, self.their_ways, protect, rng)
+    }
+
+    /// Relative intensity of both sources on a color.
+    pub fn weight(&self, color: usize) -> [f64; 2] {
+        self.weights.get(color).copied().unwrap_or([1.0; 2])
+    }
+
+    /// Puts the first set into a state long after any visit.
+    pub fn renew(&mut self, rng: &mut Rng) {
+        if self.active {
+            let repl = self.pool[rng.below(POOL) as usize];
+            self.sets.reset_foreign(0, repl);
+        } else {
+            self.sets.clear(0);
+        }
+    }
+
+    /// Makes every set foreign, as after a move to another core.
+    pub fn forget_all(&mut self, rng: &mut Rng) {
+        for set in 0..self.sets.state.len() {
+            let repl = if self.active {
+                self.pool[rng.below(POOL) as usize]
+            } else {
+                self.sets.replacement_state(set)
+            };
+            self.sets.reset_foreign(set, repl);
+        }
+    }
+}
+
+/// Insertions after which nothing of a set's earlier content matters.
+fn turnover(level: Level, reuse: [f64; 2]) -> u32 {
+    let aging = match level.replacement {
+        // Lines of value 3 replace each other forever; only lines predicted to be re-used use them up.
+        Replacement::Rrip { insert: 3, .. } => reuse[OUTSIDE].max(reuse[OWN]).max(0.05),
+        Replacement::Random => 0.5,
+        _ => 1.0,
+    };
+    (TURNOVER_PER_WAY * f64::from(level.ways) / aging) as u32
+}
+
+fn weights(outside: &Traffic, polluter: Option<Polluter>, colors: u32) -> Vec<[f64; 2]> {
+    let only = polluter.and_then(|p| p.color);
+    if outside.by_color.is_empty() && only.is_none() {
+        return Vec::new();
+    }
+    let sum: f64 = outside.by_color.iter().sum();
+    let colors_f = f64::from(colors);
+    (0..colors)
+        .map(|color| {
+            let theirs = outside.by_color.get(color as usize).map_or(1.0, |weight| weight * colors_f / sum);
+            let own = only.map_or(1.0, |only| if only == color { colors_f } else { 0.0 });
+            [theirs, own]
+        })
+        .collect()
+}

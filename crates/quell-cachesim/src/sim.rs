@@ -1,0 +1,352 @@
+//! The simulation and one vCPU's view of it.
+
+use quell_core::memory::{LINES_PER_PAGE, OwnLoad};
+use quell_core::{Line, Memory, Sample, Ticks};
+
+use crate::config::{Config, ConfigError};
+use crate::geometry::Geometry;
+use crate::history::History;
+use crate::rng::{Rng, normal_quantile};
+use crate::sets::Ways;
+use crate::shared::{Evictions, SharedCache, Sources};
+use crate::vcpu::{L1, L2, LLC, MEMORY, Machine, Vcpu};
+
+/// Most pages of all arenas together (64 GiB), so that a line's number fits.
+const MAX_PAGES: u32 = 1 << 24;
+const STREAM_ACCESS: u64 = 3 << 32;
+const STREAM_NOISE: u64 = 4 << 32;
+/// Size of the table from which latency noise is drawn, a power of two.
+const NOISE_TABLE: usize = 1024;
+
+/// Where a line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In L1 and, as that is inclusive, in L2.
+    L1,
+    /// In L2.
+    L2,
+    /// In the LLC with this index, not in L1 or L2.
+    Llc(usize),
+    /// In no cache.
+    Memory,
+}
+
+/// The seed stream of the traffic into an LLC, which the ground truth replays.
+pub(crate) fn traffic_rng(seed: u64, llc: usize) -> Rng {
+    Rng::new(seed, (1 << 32) + llc as u64)
+}
+
+/// Builds one LLC with its traffic.
+pub(crate) fn build_llc(config: &Config, seed: u64, llc: usize) -> SharedCache {
+    let sources = Sources {
+        outside: &config.neighbors[llc],
+        polluter: config.polluter.filter(|polluter| polluter.llc == llc),
+        their_ways: Ways::new(config.llc.their_ways as u16),
+        rng: traffic_rng(seed, llc),
+    };
+    SharedCache::new(config, config.llc.slice, config.llc_sets(), sources)
+}
+
+/// A simulated machine. The same configuration and seed give the same run everywhere.
+#[derive(Clone, Debug)]
+pub struct Sim {
+    machine: Machine,
+    vcpu: Vcpu,
+    noise_rng: Rng,
+    noise: Vec<f32>,
+}
+
+impl Sim {
+    /// Builds the machine; its caches are full of other people's lines if there is any traffic.
+    ///
+    /// # Errors
+    /// If a value of the configuration makes no sense.
+    pub fn new(config: Config, seed: u64) -> Result<Self, ConfigError> {
+        config.check()?;
+        let machine = Machine {
+            geometry: Geometry::new(&config, seed),
+            llcs: (0..config.neighbors.len()).map(|llc| build_llc(&config, seed, llc)).collect(),
+            our_ways: Ways::new(config.llc.our_ways as u16),
+            rng: Rng::new(seed, STREAM_ACCESS),
+            config,
+        };
+        let vcpu = Vcpu::new(&machine.config, seed);
+        let noise = (0..NOISE_TABLE).map(|i| normal_quantile((i as f64 + 0.5) / NOISE_TABLE as f64) as f32);
+        Ok(Self { vcpu, machine, noise_rng: Rng::new(seed, STREAM_NOISE), noise: noise.collect() })
+    }
+
+    /// Maps an arena of `pages` pages and gives access to it on the vCPU. Nothing of it is cached yet.
+    ///
+    /// # Errors
+    /// If all arenas together exceed 64 GiB.
+    pub fn memory(&mut self, pages: u32) -> Result<SimMemory<'_>, ConfigError> {
+        let used = self.machine.geometry.pages();
+        if pages > MAX_PAGES - used.min(MAX_PAGES - 1024) - 512 {
+            return Err(ConfigError::new("the arena", "within 64 GiB of all arenas", f64::from(pages)));
+        }
+        let first = self.machine.geometry.map(pages);
+        Ok(SimMemory { sim: self, first_line: first * LINES_PER_PAGE, pages })
+    }
+
+    /// The machine's configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.machine.config
+    }
+}
+
+/// An arena as one vCPU sees it.
+#[derive(Debug)]
+pub struct SimMemory<'a> {
+    sim: &'a mut Sim,
+    first_line: u32,
+    pages: u32,
+}
+
+impl SimMemory<'_> {
+    #[inline]
+    fn tag(&self, line: Line) -> u32 {
+        assert!(line.page() < self.pages, "{line:?} lies outside an arena of {} pages", self.pages);
+        self.first_line + line.page() * LINES_PER_PAGE + line.slot()
+    }
+
+    /// Where a line is now. It moves nothing; arrivals that are due in its sets are drawn, as the next load
+    /// of any line in those sets would do.
+    pub fn place(&mut self, line: Line) -> Place {
+        let tag = self.tag(line);
+        let Sim { machine, vcpu, .. } = &mut *self.sim;
+        let (l2_set, llc_set) = (machine.geometry.l2_set(tag), machine.geometry.llc_set(tag));
+        vcpu.settle_l2(machine, l2_set);
+        vcpu.settle_llc(machine, llc_set);
+        let l1_set = vcpu.l1_set(tag);
+        if vcpu.l1.find(l1_set, tag).is_some() {
+            Place::L1
+        } else if vcpu.l2.sets.find(l2_set, tag).is_some() {
+            Place::L2
+        } else {
+            // The current LLC first; a copy elsewhere is out of reach but exists.
+            let order = std::iter::once(vcpu.llc).chain(0..machine.llcs.len());
+            let holder = order.into_iter().find(|&i| machine.llcs[i].sets.find(llc_set, tag).is_some());
+            holder.map_or(Place::Memory, Place::Llc)
+        }
+    }
+
+    /// Number of copies of a line in L2 and all LLCs together.
+    pub fn copies(&mut self, line: Line) -> usize {
+        let tag = self.tag(line);
+        let Sim { machine, vcpu, .. } = &mut *self.sim;
+        let (l2_set, llc_set) = (machine.geometry.l2_set(tag), machine.geometry.llc_set(tag));
+        let private = usize::from(vcpu.l2.sets.find(l2_set, tag).is_some());
+        private + machine.llcs.iter().filter(|llc| llc.sets.find(llc_set, tag).is_some()).count()
+    }
+
+    /// Color of a page of the arena, below [`Config::colors`].
+    #[must_use]
+    pub fn color(&self, page: u32) -> u32 {
+        self.sim.machine.geometry.color(self.first_line / LINES_PER_PAGE + page)
+    }
+
+    /// The L2 set of a line.
+    #[must_use]
+    pub fn l2_set(&self, line: Line) -> usize {
+        self.sim.machine.geometry.l2_set(self.tag(line))
+    }
+
+    /// The LLC set of a line, counted over all slices.
+    #[must_use]
+    pub fn llc_set(&self, line: Line) -> usize {
+        self.sim.machine.geometry.llc_set(self.tag(line))
+    }
+
+    /// The LLC slice of a line.
+    #[must_use]
+    pub fn slice(&self, line: Line) -> u32 {
+        self.sim.machine.geometry.slice(self.tag(line))
+    }
+
+    /// Exact time, in milliseconds since the start of the run.
+    #[must_use]
+    pub fn now_ms(&self) -> f64 {
+        self.sim.vcpu.now / self.sim.machine.config.timing.ticks_per_ms
+    }
+
+    /// The LLC that the vCPU is in.
+    #[must_use]
+    pub fn llc(&self) -> usize {
+        self.sim.vcpu.llc
+    }
+
+    /// Whether our VM's load on the other vCPU (if any) is in the same LLC now.
+    #[must_use]
+    pub fn shares_llc_with_polluter(&self) -> bool {
+        self.sim.machine.config.polluter.is_some_and(|polluter| polluter.llc == self.sim.vcpu.llc)
+    }
+
+    /// Lines of ours that foreign traffic has evicted from the LLCs and that have been noticed.
+    #[must_use]
+    pub fn evictions(&self) -> Evictions {
+        self.sim.machine.llcs.iter().fold(Evictions::default(), |sum, llc| Evictions {
+            outside: sum.outside + llc.evictions.outside,
+            own: sum.own + llc.evictions.own,
+        })
+    }
+
+    /// Moves and pauses so far.
+    #[must_use]
+    pub fn history(&self) -> &History {
+        &self.sim.vcpu.history
+    }
+
+    /// The machine's configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.sim.machine.config
+    }
+
+    #[inline]
+    fn quantized(&self) -> u64 {
+        let step = self.sim.machine.config.timing.step;
+        ((self.sim.vcpu.now / step).floor() * step) as u64
+    }
+
+    /// Loads a line and returns what it costs: latency of its level (`dependent`), or its share of the
+    /// bandwidth, with the translation.
+    #[inline]
+    fn load_one(&mut self, tag: u32, dependent: bool) -> f64 {
+        let Sim { machine, vcpu, .. } = &mut *self.sim;
+        let missing = vcpu.tlb.misses(tag / LINES_PER_PAGE);
+        let level = vcpu.access(machine, tag);
+        vcpu.follow_stride(machine, tag);
+        let prefetch = std::mem::take(&mut vcpu.prefetch_ticks);
+        let timing = &machine.config.timing;
+        let walk = if missing { timing.tlb_miss[usize::from(!dependent)] } else { 0.0 };
+        if dependent { walk + self.noisy(level) } else { walk + timing.overlapped[level] + prefetch }
+    }
+
+    /// A dependent load's latency with noise and queueing.
+    #[inline]
+    fn noisy(&mut self, level: usize) -> f64 {
+        let timing = &self.sim.machine.config.timing;
+        let mut ticks = timing.latency[level];
+        if level >= LLC {
+            let bits = self.sim.noise_rng.bits();
+            let z = f64::from(self.sim.noise[bits as usize % NOISE_TABLE]);
+            ticks *= (1.0 + timing.noise[level - LLC] * z).max(0.5);
+            // The bits above the table index decide about queueing.
+            if ((bits >> 11) as f64) < timing.queue_probability * (1u64 << 53) as f64 {
+                ticks += timing.queue_ticks * self.sim.noise_rng.exponential();
+            }
+        }
+        ticks
+    }
+
+    #[inline]
+    fn advance(&mut self, ticks: f64) {
+        let Sim { machine, vcpu, .. } = &mut *self.sim;
+        vcpu.advance(machine, ticks);
+    }
+}
+
+impl Memory for SimMemory<'_> {
+    fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    fn ticks_per_ms(&self) -> f64 {
+        self.sim.machine.config.timing.ticks_per_ms
+    }
+
+    fn now(&mut self) -> Ticks {
+        Ticks(self.quantized())
+    }
+
+    fn load(&mut self, lines: &[Line]) {
+        for &line in lines {
+            let tag = self.tag(line);
+            let ticks = self.load_one(tag, false);
+            self.advance(ticks);
+        }
+    }
+
+    fn chase(&mut self, lines: &[Line]) -> Ticks {
+        let start = self.quantized();
+        for &line in lines {
+            let tag = self.tag(line);
+            let ticks = self.load_one(tag, true);
+            self.advance(ticks);
+        }
+        Ticks(self.quantized() - start)
+    }
+
+    fn flush(&mut self, lines: &[Line]) {
+        for &line in lines {
+            let tag = self.tag(line);
+            let Sim { machine, vcpu, .. } = &mut *self.sim;
+            let set = machine.geometry.llc_set(tag);
+            vcpu.settle_llc(machine, set);
+            vcpu.drop_private(&machine.geometry, tag);
+            for llc in &mut machine.llcs {
+                if let Some(way) = llc.sets.find(set, tag) {
+                    llc.sets.remove(set, way);
+                }
+            }
+            let ticks = machine.config.timing.flush;
+            self.advance(ticks);
+        }
+    }
+
+    fn time(&mut self, lines: &[Line], out: &mut Vec<Sample>) {
+        out.reserve(lines.len());
+        for &line in lines {
+            let tag = self.tag(line);
+            let warm = self.tag(line.far_neighbor());
+            let Sim { machine, vcpu, .. } = &mut *self.sim;
+            let missing = vcpu.tlb.misses(tag / LINES_PER_PAGE);
+            let level = vcpu.access(machine, warm);
+            let timing = &machine.config.timing;
+            let walk = if missing { timing.tlb_miss[0] } else { 0.0 };
+            let before = timing.latency[level] + walk + timing.between;
+            self.advance(before);
+            let start = self.quantized();
+            let Sim { machine, vcpu, .. } = &mut *self.sim;
+            let level = vcpu.access(machine, tag);
+            vcpu.follow_stride(machine, tag);
+            vcpu.prefetch_ticks = 0.0;
+            let overhead = machine.config.timing.overhead;
+            let ticks = overhead + self.noisy(level);
+            self.advance(ticks);
+            let ticks = u32::try_from(self.quantized() - start).unwrap_or(u32::MAX);
+            out.push(Sample { ticks, migrated: false });
+        }
+    }
+
+    fn sleep_until(&mut self, deadline: Ticks) {
+        let Sim { machine, vcpu, .. } = &mut *self.sim;
+        vcpu.sleep_until(machine, deadline.0 as f64);
+    }
+
+    fn spin_until(&mut self, deadline: Ticks) -> Ticks {
+        let Sim { machine, vcpu, .. } = &mut *self.sim;
+        // Two readings of an undisturbed loop differ by one step at most.
+        vcpu.longest_pause = machine.config.timing.step;
+        vcpu.run_until(machine, deadline.0 as f64);
+        Ticks(vcpu.longest_pause as u64)
+    }
+
+    fn cpu_ms(&mut self) -> f64 {
+        (self.sim.vcpu.now - self.sim.vcpu.slept) / self.ticks_per_ms()
+    }
+
+    fn involuntary_switches(&mut self) -> u64 {
+        self.sim.vcpu.switches
+    }
+
+    fn own_load(&mut self) -> Option<OwnLoad> {
+        let step_ms = self.sim.machine.config.load_step_ms;
+        let now = self.now_ms();
+        let busy = self.sim.machine.config.polluter.map_or(0.0, |polluter| polluter.busy_until(now));
+        Some(OwnLoad { busy_ms: (busy / step_ms).floor() * step_ms, step_ms })
+    }
+}
+
+const _: () = assert!(L1 == 0 && L2 == 1 && LLC == 2 && MEMORY == 3);

@@ -1,0 +1,342 @@
+//! One vCPU: its private caches, its clock, and what interrupts and moves it.
+
+use crate::config::{Config, Inclusion};
+use crate::geometry::Geometry;
+use crate::history::History;
+use crate::rng::Rng;
+use crate::sets::{Sets, Victim, Ways};
+use crate::shared::{SharedCache, Sources};
+use crate::tlb::Tlb;
+
+/// Where a load found its line.
+pub(crate) const L1: usize = 0;
+pub(crate) const L2: usize = 1;
+pub(crate) const LLC: usize = 2;
+pub(crate) const MEMORY: usize = 3;
+
+const STREAM_SIBLING: u64 = 1 << 32;
+const STREAM_SCHEDULE: u64 = 2 << 32;
+
+/// What all vCPUs share.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    pub config: Config,
+    pub geometry: Geometry,
+    pub llcs: Vec<SharedCache>,
+    pub our_ways: Ways,
+    /// Draws everything that depends on the accesses.
+    pub rng: Rng,
+}
+
+/// One vCPU's private state.
+#[derive(Clone, Debug)]
+pub(crate) struct Vcpu {
+    pub l1: Sets,
+    pub l2: SharedCache,
+    pub tlb: Tlb,
+    /// The LLC it is in.
+    pub llc: usize,
+    /// Time in ticks, not rounded to the timer's step.
+    pub now: f64,
+    next_event: f64,
+    next_pause: Vec<f64>,
+    /// Units of hazard until the next move, valid from `moved_at` on.
+    until_move: f64,
+    hazard_from: f64,
+    schedule: Rng,
+    pub slept: f64,
+    pub switches: u64,
+    /// Longest pause since the caller last reset it, in ticks.
+    pub longest_pause: f64,
+    pub history: History,
+    last_load: u32,
+    last_step: i64,
+    /// Time that prefetches would add to overlapping loads, in ticks; the caller takes it.
+    pub prefetch_ticks: f64,
+}
+
+impl Vcpu {
+    pub fn new(config: &Config, seed: u64) -> Self {
+        let idle = crate::config::Traffic {
+            per_ms: 0.0,
+            burst: crate::config::Burst::Constant,
+            reuse: 0.0,
+            by_color: Vec::new(),
+        };
+        let sources = Sources {
+            outside: config.sibling.as_ref().unwrap_or(&idle),
+            polluter: None,
+            their_ways: Ways::first(config.l2.ways),
+            rng: Rng::new(seed, STREAM_SIBLING),
+        };
+        let mut vcpu = Self {
+            l1: Sets::new(config.l1.sets, config.l1.ways, config.l1.replacement),
+            l2: SharedCache::new(config, config.l2, config.l2.sets, sources),
+            tlb: Tlb::new(config.timing.tlb_entries, config.backing),
+            llc: 0,
+            now: 0.0,
+            next_event: 0.0,
+            next_pause: vec![0.0; config.pauses.len()],
+            until_move: 0.0,
+            hazard_from: 0.0,
+            schedule: Rng::new(seed, STREAM_SCHEDULE),
+            slept: 0.0,
+            switches: 0,
+            longest_pause: 0.0,
+            history: History::default(),
+            last_load: 0,
+            last_step: 0,
+            prefetch_ticks: 0.0,
+        };
+        vcpu.until_move = vcpu.schedule.exponential();
+        vcpu.draw_pauses(config);
+        vcpu
+    }
+
+    /// Loads a line, moves it between the levels, and returns the level that had it.
+    #[inline]
+    pub fn access(&mut self, machine: &mut Machine, tag: u32) -> usize {
+        let l2_set = machine.geometry.l2_set(tag);
+        if machine.config.llc.inclusion == Inclusion::Inclusive {
+            let set = machine.geometry.llc_set(tag);
+            self.settle_llc(machine, set);
+        }
+        self.settle_l2(machine, l2_set);
+        let l1_set = self.l1_set(tag);
+        if let Some(way) = self.l1.find(l1_set, tag) {
+            self.l1.touch(l1_set, way);
+            return L1;
+        }
+        let level = if let Some(way) = self.l2.sets.find(l2_set, tag) {
+            self.l2.sets.touch(l2_set, way);
+            L2
+        } else {
+            let level = self.fetch(machine, tag, l2_set);
+            self.prefetch_around(machine, tag);
+            level
+        };
+        let all = self.l1.all;
+        // A victim of L1 is still in L2.
+        self.l1.fill(l1_set, all, tag, true, false, &mut machine.rng);
+        level
+    }
+
+    /// Follows the stride of a load stream and fetches ahead.
+    #[inline]
+    pub fn follow_stride(&mut self, machine: &mut Machine, tag: u32) {
+        if !machine.config.prefetch.stride {
+            return;
+        }
+        let step = i64::from(tag) - i64::from(self.last_load);
+        let ahead = i64::from(tag) + step;
+        if step == self.last_step && step != 0 && ahead >> 6 == i64::from(tag) >> 6 {
+            self.prefetch(machine, ahead as u32);
+        }
+        self.last_step = step;
+        self.last_load = tag;
+    }
+
+    fn prefetch_around(&mut self, machine: &mut Machine, tag: u32) {
+        let prefetch = machine.config.prefetch;
+        if prefetch.buddy {
+            self.prefetch(machine, tag ^ 1);
+        }
+        for ahead in 1..=prefetch.next {
+            if (tag + ahead) >> 6 == tag >> 6 && !(prefetch.buddy && tag + ahead == tag ^ 1) {
+                self.prefetch(machine, tag + ahead);
+            }
+        }
+    }
+
+    fn prefetch(&mut self, machine: &mut Machine, tag: u32) {
+        let set = machine.geometry.l2_set(tag);
+        self.settle_l2(machine, set);
+        if self.l2.sets.find(set, tag).is_none() {
+            let level = self.fetch(machine, tag, set);
+            self.prefetch_ticks += machine.config.timing.overlapped[level];
+        }
+    }
+
+    /// Brings a line that L2 lacks into L2.
+    fn fetch(&mut self, machine: &mut Machine, tag: u32, l2_set: usize) -> usize {
+        let set = machine.geometry.llc_set(tag);
+        self.settle_llc(machine, set);
+        let inclusion = machine.config.llc.inclusion;
+        let sets = &mut machine.llcs[self.llc].sets;
+        let found = sets.find(set, tag);
+        match (found, inclusion) {
+            (Some(way), Inclusion::Exclusive) => {
+                sets.remove(set, way);
+            }
+            (Some(way), _) => sets.touch(set, way),
+            (None, Inclusion::Inclusive) => {
+                let victim = sets.fill(set, machine.our_ways, tag, false, false, &mut machine.rng);
+                if let Some(victim) = victim {
+                    self.drop_private(&machine.geometry, victim.tag);
+                }
+            }
+            (None, _) => {}
+        }
+        let all = self.l2.sets.all;
+        if let Some(victim) = self.l2.sets.fill(l2_set, all, tag, false, found.is_some(), &mut machine.rng) {
+            self.leave_l2(machine, victim);
+        }
+        if found.is_some() { LLC } else { MEMORY }
+    }
+
+    /// A line has left L2: L1 must not keep it, and a victim cache takes it.
+    fn leave_l2(&mut self, machine: &mut Machine, victim: Victim) {
+        let l1_set = self.l1_set(victim.tag);
+        if let Some(way) = self.l1.find(l1_set, victim.tag) {
+            self.l1.remove(l1_set, way);
+        }
+        if machine.config.llc.inclusion == Inclusion::Inclusive {
+            return;
+        }
+        let set = machine.geometry.llc_set(victim.tag);
+        self.settle_llc(machine, set);
+        let sets = &mut machine.llcs[self.llc].sets;
+        if machine.config.llc.inclusion == Inclusion::NonInclusive && sets.find(set, victim.tag).is_some() {
+            return;
+        }
+        sets.fill(set, machine.our_ways, victim.tag, victim.reused, false, &mut machine.rng);
+    }
+
+    /// Applies the sibling's traffic to a set of L2.
+    #[inline]
+    pub fn settle_l2(&mut self, machine: &mut Machine, set: usize) {
+        let mut gone = self.l2.settle(set, self.now, &mut machine.rng);
+        while gone != 0 {
+            let way = gone.trailing_zeros();
+            gone &= gone - 1;
+            let victim = Victim { tag: self.l2.sets.tag(set, way), reused: self.l2.sets.reused(set, way) };
+            self.leave_l2(machine, victim);
+        }
+    }
+
+    /// Applies foreign traffic to a set of the current LLC.
+    #[inline]
+    pub fn settle_llc(&mut self, machine: &mut Machine, set: usize) {
+        let llc = &mut machine.llcs[self.llc];
+        let mut gone = llc.settle(set, self.now, &mut machine.rng);
+        if machine.config.llc.inclusion == Inclusion::Inclusive {
+            while gone != 0 {
+                let tag = machine.llcs[self.llc].sets.tag(set, gone.trailing_zeros());
+                gone &= gone - 1;
+                self.drop_private(&machine.geometry, tag);
+            }
+        }
+    }
+
+    /// Removes a line from L1 and L2 without a trace.
+    pub fn drop_private(&mut self, geometry: &Geometry, tag: u32) {
+        let l1_set = self.l1_set(tag);
+        if let Some(way) = self.l1.find(l1_set, tag) {
+            self.l1.remove(l1_set, way);
+        }
+        let set = geometry.l2_set(tag);
+        if let Some(way) = self.l2.sets.find(set, tag) {
+            self.l2.sets.remove(set, way);
+        }
+    }
+
+    #[inline]
+    pub fn l1_set(&self, tag: u32) -> usize {
+        tag as usize & (self.l1.state.len() - 1)
+    }
+
+    /// Lets `ticks` of running pass, with whatever interrupts them.
+    #[inline]
+    pub fn advance(&mut self, machine: &mut Machine, ticks: f64) {
+        self.now += ticks;
+        if self.now >= self.next_event {
+            self.events(machine);
+        }
+    }
+
+    /// Runs until `until` and whatever is still pending then.
+    pub fn run_until(&mut self, machine: &mut Machine, until: f64) {
+        while self.now < until {
+            self.now = self.next_event.clamp(self.now, until);
+            self.events(machine);
+        }
+    }
+
+    #[cold]
+    fn events(&mut self, machine: &mut Machine) {
+        let per_ms = machine.config.timing.ticks_per_ms;
+        for (i, pause) in machine.config.pauses.iter().enumerate() {
+            if self.next_pause[i] <= self.now {
+                let length = self.schedule.log_normal(pause.median_ms, pause.log_sd) * per_ms;
+                let switched = pause.involuntary > 0.0 && self.schedule.unit() < pause.involuntary;
+                self.switches += u64::from(switched);
+                self.longest_pause = self.longest_pause.max(length);
+                self.history.paused(self.now / per_ms, length / per_ms);
+                self.now += length;
+                self.next_pause[i] = self.now + self.schedule.exponential() / pause.per_ms * per_ms;
+            }
+        }
+        self.pass_hazard(machine, false);
+        self.sync(machine);
+    }
+
+    /// Brings the traffic paths up to now and finds the next event.
+    fn sync(&mut self, machine: &mut Machine) {
+        self.l2.path.advance(self.now);
+        let path = &mut machine.llcs[self.llc].path;
+        path.advance(self.now);
+        self.next_event = self.next_pause.iter().fold(path.cell_end(), |next, &pause| next.min(pause));
+    }
+
+    /// Uses up the hazard of being moved until now, and moves as often as it runs out.
+    fn pass_hazard(&mut self, machine: &mut Machine, asleep: bool) {
+        let Some(placement) = machine.config.placement.filter(|_| machine.llcs.len() > 1) else { return };
+        let per_ms = machine.config.timing.ticks_per_ms;
+        let dwell = placement.dwell_ms * per_ms * if asleep { 1.0 } else { placement.calmer_running };
+        loop {
+            let spent = (self.now - self.hazard_from) / dwell;
+            if spent < self.until_move {
+                self.until_move -= spent;
+                self.hazard_from = self.now;
+                return;
+            }
+            self.hazard_from += self.until_move * dwell;
+            self.until_move = self.schedule.exponential();
+            self.move_away(machine, self.hazard_from / per_ms);
+        }
+    }
+
+    /// Moves to another LLC: nothing of ours is in the new core's private caches.
+    fn move_away(&mut self, machine: &mut Machine, at_ms: f64) {
+        let next = self.schedule.below(machine.llcs.len() as u32 - 1) as usize;
+        self.llc = next + usize::from(next >= self.llc);
+        self.history.moved(at_ms, self.llc);
+        for set in 0..self.l1.state.len() {
+            self.l1.clear(set);
+        }
+        self.l2.forget_all(&mut machine.rng);
+        self.tlb.clear();
+    }
+
+    /// Gives the CPU up until `deadline`, and a little longer.
+    pub fn sleep_until(&mut self, machine: &mut Machine, deadline: f64) {
+        if deadline <= self.now {
+            return;
+        }
+        self.pass_hazard(machine, false);
+        let per_ms = machine.config.timing.ticks_per_ms;
+        let [median, log_sd] = machine.config.oversleep_ms;
+        let late = if median > 0.0 { self.schedule.log_normal(median, log_sd) * per_ms } else { 0.0 };
+        self.slept += deadline + late - self.now;
+        self.now = deadline + late;
+        self.pass_hazard(machine, true);
+        self.draw_pauses(&machine.config);
+        self.sync(machine);
+    }
+
+    fn draw_pauses(&mut self, config: &Config) {
+        for (next, pause) in self.next_pause.iter_mut().zip(&config.pauses) {
+            *next = self.now + self.schedule.exponential() / pause.per_ms * config.timing.ticks_per_ms;
+        }
+    }
+}
