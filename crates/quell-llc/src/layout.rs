@@ -1,7 +1,7 @@
 //! Where the canary, its spill lines and the sentinels lie in the arena.
 //!
 //! All of them sit on page offsets that are equal modulo 512 bytes. On every CPU whose L2 takes address bits
-//! 6-8 unhashed (all that we know of; [`crate::calibrate`] checks it by measurement), such lines share one
+//! 6-8 unhashed (all that we know of; [`crate::calibrate()`] checks it by measurement), such lines share one
 //! eighth of the L2 sets. So a spill of an eighth of the usual size pushes the canary out of the L2, which
 //! keeps the probe's own footprint small. The residue is drawn per run: no page offset is favored.
 

@@ -32,7 +32,7 @@ impl Default for Settings {
 }
 
 /// CPU time that the monitor aims to use, in ms per second.
-const CPU_MS_PER_S: f64 = 4.5;
+const CPU_MS_PER_S: f64 = 3.5;
 /// Windows per period, whatever they cost.
 const WINDOWS: std::ops::RangeInclusive<usize> = 4..=16;
 /// Zero-wait controls per period.

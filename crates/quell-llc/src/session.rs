@@ -51,7 +51,7 @@ pub enum SessionError {
 /// Partners that take turns: more would make every pair's series too thin.
 const MAX_PARTNERS: usize = 4;
 /// Least time between two ping-pongs while windows are measured: each takes some 0.2 ms of two CPUs.
-const PING_EVERY: Duration = Duration::from_millis(100);
+const PING_EVERY: Duration = Duration::from_millis(200);
 /// Calibration is tried this often: a burst of neighbors or interrupts passes.
 const CALIBRATIONS: u32 = 3;
 const RETRY_AFTER: Duration = Duration::from_millis(200);

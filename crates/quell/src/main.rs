@@ -1,2 +1,47 @@
 //! The `quell` command.
-fn main() {}
+
+#![forbid(unsafe_code)]
+
+mod commands;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Finds, explains and removes memory stalls inside Linux virtual machines.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure how contended the last-level cache of this machine is (about 15 s).
+    Scan(commands::scan::Args),
+    /// Keep measuring: one line per period and cache until stopped.
+    Watch(commands::watch::Args),
+    /// Show how cache hits and misses are told apart here, and which window suits the load.
+    Calibrate(commands::calibrate::Args),
+    /// Measure how well the measurements themselves work.
+    Bench(commands::bench::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Scan(args) => commands::scan::run(&args),
+        Command::Watch(args) => commands::watch::run(&args),
+        Command::Calibrate(args) => commands::calibrate::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) if terminal::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

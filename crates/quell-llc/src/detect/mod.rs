@@ -5,6 +5,7 @@
 //! vCPUs play ping-pong around every window, and near and far rounds are scored apart.
 
 mod polluter;
+mod report;
 mod score;
 
 use std::f64::consts::LN_2;
@@ -18,6 +19,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+pub use self::report::DetectionReport;
 pub use self::score::{Round, Score};
 use crate::attribution::pressure;
 use crate::calibrate::Calibration;

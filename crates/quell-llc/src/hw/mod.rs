@@ -1,6 +1,6 @@
 //! Real memory: the implementation of [`quell_core::Memory`] for the machine this process runs on.
 //!
-//! The only part of the crate with `unsafe` code: [`arena`] owns the mapping, [`loads`] the timed loops.
+//! The only part of the crate with `unsafe` code: `arena` owns the mapping, `loads` the timed loops.
 
 mod arena;
 mod loads;

@@ -1,0 +1,26 @@
+//! `quell bench`: how well do the measurements work?
+
+mod detect;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+/// Measures how well the measurements themselves work.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Bench {
+    /// Does the monitor see a polluter on another vCPU of this machine? (about a minute)
+    Detect(detect::Args),
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    match &args.bench {
+        Bench::Detect(args) => detect::run(args),
+    }
+}

@@ -1,0 +1,7 @@
+//! One file per subcommand. Each reads its arguments, calls a library and prints; no logic of its own.
+
+pub(crate) mod bench;
+pub(crate) mod calibrate;
+mod monitor_args;
+pub(crate) mod scan;
+pub(crate) mod watch;

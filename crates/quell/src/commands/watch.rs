@@ -1,0 +1,134 @@
+//! `quell watch`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use quell_core::Estimate;
+use quell_llc::watch::{Event, Feed, Record, WatchSettings, watch};
+
+use super::monitor_args::MonitorArgs;
+use crate::terminal;
+
+/// Keeps measuring: one line per period and cache until stopped.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    monitor: MonitorArgs,
+
+    /// Stop after this time [default: run until Ctrl-C]
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
+    duration: Option<Duration>,
+
+    /// Print one JSON object per line (schema quell.watch/1)
+    #[arg(long)]
+    json: bool,
+
+    /// Also serve the JSON lines to everybody who connects to this Unix socket
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+/// The column heads are repeated after so many lines.
+const LINES_PER_HEAD: u64 = 30;
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let settings = args.monitor.settings()?;
+    let periods =
+        args.duration.map(|duration| (duration.as_secs_f64() * 1e3 / settings.period_ms).round() as u64);
+    if periods == Some(0) {
+        bail!("--duration is too short: it must hold at least one period of {} ms", settings.period_ms);
+    }
+    let (_, targets) = args.monitor.targets()?;
+    let mut feed = args.socket.as_deref().map(Feed::bind).transpose()?;
+    let stop = terminal::stop_flag()?;
+    let settings = WatchSettings {
+        monitor: settings,
+        periods,
+        priority: args.monitor.priority,
+        seed: args.monitor.seed(),
+    };
+    let mut lines = 0;
+    let mut failure = None;
+    let records = watch(&targets, settings, &stop, |event| {
+        let outcome = match event {
+            Event::Note(note) => {
+                eprintln!("note: {note}");
+                Ok(())
+            }
+            Event::Record(record) => deliver(&record, args.json, feed.as_mut(), &mut lines),
+        };
+        failure = outcome.err();
+        failure.is_none()
+    });
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    if records == 0 && !stop.load(Ordering::Relaxed) {
+        bail!("no cache could be watched; the notes above say why");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn deliver(record: &Record, json: bool, feed: Option<&mut Feed>, lines: &mut u64) -> Result<()> {
+    let line = serde_json::to_string(record).context("cannot put a record into JSON")?;
+    if let Some(feed) = feed {
+        feed.publish(&line);
+    }
+    if json {
+        return terminal::print(&(line + "\n"));
+    }
+    if lines.is_multiple_of(LINES_PER_HEAD) {
+        terminal::print(&head())?;
+    }
+    *lines += 1;
+    terminal::print(&row(record))
+}
+
+fn head() -> String {
+    format!(
+        "{:>8} {:>3} {:<9} {:>14} {:>10} {:>8} {:>7} {:>8} {:<8} {:>6} {:>7} {:>7}\n",
+        "time",
+        "LLC",
+        "tier",
+        "half-life ms",
+        "hazard/ms",
+        "%/ms",
+        "ewma",
+        "window",
+        "source",
+        "near%",
+        "windows",
+        "cpu ms"
+    )
+}
+
+fn row(record: &Record) -> String {
+    let or_dash =
+        |value: Option<f64>, digits: usize| value.map_or_else(|| "-".into(), |v| format!("{v:.digits$}"));
+    let half_life = match &record.half_life_ms {
+        Estimate::Known { value, ci95, .. } => format!("{value:.1} ±{:.1}", (ci95[1] - ci95[0]) / 2.0),
+        Estimate::Unknown { .. } => "unknown".into(),
+    };
+    let kept = record.windows - record.discarded_windows.total().min(record.windows);
+    let seconds = record.time_s as u64 % 86_400;
+    format!(
+        "{:02}:{:02}:{:02} {:>3} {:<9} {:>14} {:>10} {:>8} {:>7} {:>8.1} {:<8} {:>6} {:>7} {:>7.1}\n",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60,
+        record.llc,
+        record.tier.map_or("unknown", |tier| tier.name()),
+        half_life,
+        or_dash(record.hazard_per_ms.value(), 3),
+        or_dash(record.rate_pct_per_ms.value(), 1),
+        or_dash(record.ewma_rate_pct_per_ms, 1),
+        record.window_ms,
+        record.source.name(),
+        or_dash(record.placement.near_pct.value(), 0),
+        format!("{kept}/{}", record.windows),
+        record.cost.cpu_ms_per_s,
+    )
+}

@@ -1,0 +1,74 @@
+//! What the commands share towards the terminal: signals, pipes, looks, progress.
+
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use quell_report::Look;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// A flag that Ctrl-C or a termination request sets. A second one ends the program at once.
+///
+/// # Errors
+/// If signal handlers cannot be installed.
+pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .context("cannot install a handler for Ctrl-C")?;
+    }
+    Ok(stop)
+}
+
+/// Whether an error only says that the reader of our output has gone, as `head` does.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let by_io = cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe);
+        by_io
+            || cause
+                .downcast_ref::<serde_json::Error>()
+                .is_some_and(|e| e.io_error_kind() == Some(ErrorKind::BrokenPipe))
+    })
+}
+
+/// How text on standard output should look.
+pub(crate) fn look() -> Look {
+    let terminal = io::stdout().is_terminal();
+    let width = terminal.then(|| console_width().unwrap_or(100));
+    Look { width, color: terminal && std::env::var_os("NO_COLOR").is_none() }
+}
+
+fn console_width() -> Option<u16> {
+    terminal_size::terminal_size().map(|(terminal_size::Width(columns), _)| columns)
+}
+
+/// Writes `text` to standard output.
+///
+/// # Errors
+/// What standard output says, a closed pipe included (see [`is_broken_pipe`]).
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
+}
+
+/// Writes `value` to standard output as indented JSON.
+///
+/// # Errors
+/// As [`print`].
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).context("cannot put the result into JSON")?;
+    print(&(text + "\n"))
+}
+
+/// A progress bar on standard error, invisible where that is no terminal.
+pub(crate) fn progress(total: u64, what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {percent}% {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(what);
+    bar
+}
