@@ -24,15 +24,17 @@
 //!
 //! [`truth`] gives what a perfect measurement would find in the same run.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod config;
 mod geometry;
 mod history;
+mod host;
 mod presets;
 mod rng;
 mod sets;
 mod shared;
+mod sibling;
 mod sim;
 mod tlb;
 mod traffic;

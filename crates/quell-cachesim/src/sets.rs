@@ -4,6 +4,7 @@
 //! ever looks for it, so nothing but its replacement state has to be kept.
 
 use crate::config::Replacement;
+use crate::host;
 use crate::rng::Rng;
 
 /// Most ways that a level can have.
@@ -85,17 +86,32 @@ impl Sets {
         if own == 0 {
             return None;
         }
-        let mut hits = 0u32;
-        for (way, &other) in self.tags[set].0.iter().enumerate() {
-            hits |= u32::from(other == tag) << way;
-        }
-        hits &= u32::from(own);
+        let hits = host::equal_lanes(&self.tags[set].0, tag) & u32::from(own);
         (hits != 0).then(|| hits.trailing_zeros())
     }
 
     /// The line in `way`, if it is ours.
     pub fn tag(&self, set: usize, way: u32) -> u32 {
         self.tags[set].0[way as usize]
+    }
+
+    /// Starts fetching a set's state and tags into the cache of the machine that runs the simulation.
+    #[inline]
+    pub fn hint(&self, set: usize) {
+        host::fetch(&self.state[set]);
+        host::fetch(&self.tags[set]);
+    }
+
+    /// The line of ours that a fill would probably evict. A guess that is only good for [`Sets::hint`].
+    #[inline]
+    pub fn probable_victim(&self, set: usize) -> Option<u32> {
+        let state = &self.state[set];
+        let way = match self.policy {
+            Replacement::Lru => (state.repl >> (4 * (self.all.bits.count_ones() - 1)) & 15) as u32,
+            Replacement::TreePlru => tree_victim(state.repl, self.all),
+            _ => return None,
+        };
+        (state.own >> way & 1 == 1).then(|| self.tag(set, way))
     }
 
     /// Records a hit.
@@ -243,18 +259,7 @@ fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &m
                 }
             }
         }
-        Replacement::TreePlru => {
-            let (mut node, mut first) = (1u32, 0u32);
-            for level in (0..4).rev() {
-                let half = 1u32 << level;
-                let any = |from: u32| u32::from(allowed.bits) >> from & ((1 << half) - 1) != 0;
-                let wish = (*repl >> node & 1) as u32;
-                let right = if any(first + wish * half) { wish } else { 1 - wish };
-                first += right * half;
-                node = 2 * node + right;
-            }
-            first
-        }
+        Replacement::TreePlru => tree_victim(*repl, allowed),
         Replacement::Rrip { random_pick, .. } => {
             let mut values = *repl as u32;
             let mut distant = values & values >> 1 & allowed.spread;
@@ -267,6 +272,21 @@ fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &m
         }
         Replacement::Random => pick(allowed.spread, rng),
     }
+}
+
+/// The way that the tree bits point to, turning away from halves without an allowed way.
+#[inline]
+fn tree_victim(repl: u64, allowed: Ways) -> u32 {
+    let (mut node, mut first) = (1u32, 0u32);
+    for level in (0..4).rev() {
+        let half = 1u32 << level;
+        let any = |from: u32| u32::from(allowed.bits) >> from & ((1 << half) - 1) != 0;
+        let wish = (repl >> node & 1) as u32;
+        let right = if any(first + wish * half) { wish } else { 1 - wish };
+        first += right * half;
+        node = 2 * node + right;
+    }
+    first
 }
 
 /// A random way of a spread mask.

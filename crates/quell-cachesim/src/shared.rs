@@ -1,10 +1,11 @@
-//! A cache level that foreign traffic reaches: the LLC (neighbors, our own polluter) or L2 (the sibling).
+//! An LLC with the traffic of its neighbors and of our own polluter.
 
 use crate::config::{Config, Level, Polluter, Replacement, Traffic};
 use crate::rng::Rng;
 use crate::sets::{Sets, Ways};
 use crate::traffic::{OUTSIDE, OWN, Path};
 
+const STREAM_LLC: u64 = 1 << 32;
 /// Replacement states that stand for "a set long after our last visit".
 const POOL: u32 = 256;
 /// A set without any line of ours is not replayed beyond so many insertions per way: nobody could tell.
@@ -12,6 +13,10 @@ const FORGET_PER_WAY: u32 = 2;
 /// A set is taken as turned over completely after so many insertions per way, divided by the chance of an
 /// insertion to age the others.
 const TURNOVER_PER_WAY: f64 = 8.0;
+
+/// So few expected arrivals wait for the next visit (about 5 µs at the presets' rates): drawing them takes
+/// longer than everything else at a visit.
+const DEFERRED: f64 = 0.015;
 
 /// Lines of ours that foreign insertions have evicted, by who inserted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,18 +44,14 @@ pub(crate) struct SharedCache {
     pub evictions: Evictions,
 }
 
-/// Who inserts into a shared cache, and how.
-pub(crate) struct Sources<'a> {
-    pub outside: &'a Traffic,
-    pub polluter: Option<Polluter>,
-    pub their_ways: Ways,
-    pub rng: Rng,
-}
-
 impl SharedCache {
-    /// A cache of `level`'s shape with `sets` sets in all, full of foreign lines if there is traffic.
-    pub fn new(config: &Config, level: Level, sets: u32, sources: Sources) -> Self {
-        let Sources { outside, polluter, their_ways, mut rng } = sources;
+    /// The LLC number `llc` of a machine, full of foreign lines if there is any traffic.
+    pub fn new(config: &Config, seed: u64, llc: usize) -> Self {
+        let (level, sets) = (config.llc.slice, config.llc_sets());
+        let outside = &config.neighbors[llc];
+        let polluter = config.polluter.filter(|polluter| polluter.llc == llc);
+        let their_ways = Ways::new(config.llc.their_ways as u16);
+        let mut rng = Rng::new(seed, STREAM_LLC + llc as u64);
         let reuse = [outside.reuse, polluter.map_or(0.0, |p| p.reuse)];
         let active = outside.per_ms > 0.0 || polluter.is_some_and(|p| p.per_ms > 0.0);
         let path = Path::new(outside, polluter, sets, config.timing.ticks_per_ms, rng.clone());
@@ -96,14 +97,17 @@ impl SharedCache {
             return 0;
         }
         let until = self.path.at(now);
-        let state = &mut self.sets.state[set];
-        let mut mean = [until[0] - state.seen[0], until[1] - state.seen[1]];
-        state.seen = until;
+        let seen = self.sets.state[set].seen;
+        let mut mean = [until[0] - seen[0], until[1] - seen[1]];
         if !self.weights.is_empty() {
             let weight = self.weight(set >> 6 & self.color_mask);
             mean = [mean[0] * weight[0], mean[1] * weight[1]];
         }
         let total = mean[0] + mean[1];
+        if total < DEFERRED {
+            return 0;
+        }
+        self.sets.state[set].seen = until;
         let u = rng.unit();
         // exp(-x) ≥ 1 - x, so this never turns an arrival into none.
         if u < 1.0 - total {
@@ -161,18 +165,6 @@ impl SharedCache {
             self.sets.reset_foreign(0, repl);
         } else {
             self.sets.clear(0);
-        }
-    }
-
-    /// Makes every set foreign, as after a move to another core.
-    pub fn forget_all(&mut self, rng: &mut Rng) {
-        for set in 0..self.sets.state.len() {
-            let repl = if self.active {
-                self.pool[rng.below(POOL) as usize]
-            } else {
-                self.sets.replacement_state(set)
-            };
-            self.sets.reset_foreign(set, repl);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::geometry::Geometry;
 use crate::history::History;
 use crate::rng::{Rng, normal_quantile};
 use crate::sets::Ways;
-use crate::shared::{Evictions, SharedCache, Sources};
+use crate::shared::{Evictions, SharedCache};
 use crate::vcpu::{L1, L2, LLC, MEMORY, Machine, Vcpu};
 
 /// Most pages of all arenas together (64 GiB), so that a line's number fits.
@@ -17,6 +17,8 @@ const STREAM_ACCESS: u64 = 3 << 32;
 const STREAM_NOISE: u64 = 4 << 32;
 /// Size of the table from which latency noise is drawn, a power of two.
 const NOISE_TABLE: usize = 1024;
+/// How many accesses ahead the simulator's own data is prefetched.
+const LOOKAHEAD: usize = 10;
 
 /// Where a line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,22 +31,6 @@ pub enum Place {
     Llc(usize),
     /// In no cache.
     Memory,
-}
-
-/// The seed stream of the traffic into an LLC, which the ground truth replays.
-pub(crate) fn traffic_rng(seed: u64, llc: usize) -> Rng {
-    Rng::new(seed, (1 << 32) + llc as u64)
-}
-
-/// Builds one LLC with its traffic.
-pub(crate) fn build_llc(config: &Config, seed: u64, llc: usize) -> SharedCache {
-    let sources = Sources {
-        outside: &config.neighbors[llc],
-        polluter: config.polluter.filter(|polluter| polluter.llc == llc),
-        their_ways: Ways::new(config.llc.their_ways as u16),
-        rng: traffic_rng(seed, llc),
-    };
-    SharedCache::new(config, config.llc.slice, config.llc_sets(), sources)
 }
 
 /// A simulated machine. The same configuration and seed give the same run everywhere.
@@ -65,7 +51,7 @@ impl Sim {
         config.check()?;
         let machine = Machine {
             geometry: Geometry::new(&config, seed),
-            llcs: (0..config.neighbors.len()).map(|llc| build_llc(&config, seed, llc)).collect(),
+            llcs: (0..config.neighbors.len()).map(|llc| SharedCache::new(&config, seed, llc)).collect(),
             our_ways: Ways::new(config.llc.our_ways as u16),
             rng: Rng::new(seed, STREAM_ACCESS),
             config,
@@ -116,12 +102,11 @@ impl SimMemory<'_> {
         let tag = self.tag(line);
         let Sim { machine, vcpu, .. } = &mut *self.sim;
         let (l2_set, llc_set) = (machine.geometry.l2_set(tag), machine.geometry.llc_set(tag));
-        vcpu.settle_l2(machine, l2_set);
         vcpu.settle_llc(machine, llc_set);
         let l1_set = vcpu.l1_set(tag);
         if vcpu.l1.find(l1_set, tag).is_some() {
             Place::L1
-        } else if vcpu.l2.sets.find(l2_set, tag).is_some() {
+        } else if vcpu.l2.find(l2_set, tag).is_some() {
             Place::L2
         } else {
             // The current LLC first; a copy elsewhere is out of reach but exists.
@@ -136,7 +121,7 @@ impl SimMemory<'_> {
         let tag = self.tag(line);
         let Sim { machine, vcpu, .. } = &mut *self.sim;
         let (l2_set, llc_set) = (machine.geometry.l2_set(tag), machine.geometry.llc_set(tag));
-        let private = usize::from(vcpu.l2.sets.find(l2_set, tag).is_some());
+        let private = usize::from(vcpu.l2.find(l2_set, tag).is_some());
         private + machine.llcs.iter().filter(|llc| llc.sets.find(llc_set, tag).is_some()).count()
     }
 
@@ -261,7 +246,10 @@ impl Memory for SimMemory<'_> {
     }
 
     fn load(&mut self, lines: &[Line]) {
-        for &line in lines {
+        for (i, &line) in lines.iter().enumerate() {
+            if let Some(&soon) = lines.get(i + LOOKAHEAD) {
+                self.sim.vcpu.expect(&self.sim.machine, self.tag(soon));
+            }
             let tag = self.tag(line);
             let ticks = self.load_one(tag, false);
             self.advance(ticks);
@@ -297,7 +285,11 @@ impl Memory for SimMemory<'_> {
 
     fn time(&mut self, lines: &[Line], out: &mut Vec<Sample>) {
         out.reserve(lines.len());
-        for &line in lines {
+        for (i, &line) in lines.iter().enumerate() {
+            if let Some(&soon) = lines.get(i + LOOKAHEAD) {
+                self.sim.vcpu.expect(&self.sim.machine, self.tag(soon));
+                self.sim.vcpu.expect(&self.sim.machine, self.tag(soon.far_neighbor()));
+            }
             let tag = self.tag(line);
             let warm = self.tag(line.far_neighbor());
             let Sim { machine, vcpu, .. } = &mut *self.sim;

@@ -10,7 +10,6 @@ use crate::config::{Config, ConfigError};
 use crate::rng::Rng;
 use crate::sets::Ways;
 use crate::shared::SharedCache;
-use crate::sim::build_llc;
 use crate::traffic::{OUTSIDE, OWN};
 
 const STREAM_TRUTH: u64 = 5 << 32;
@@ -136,7 +135,7 @@ struct OneSet {
 
 impl OneSet {
     fn new(config: &Config, seed: u64, question: &Question) -> Self {
-        let mut cache = build_llc(config, seed, question.llc);
+        let mut cache = SharedCache::new(config, seed, question.llc);
         cache.sets.truncate();
         Self {
             cache,

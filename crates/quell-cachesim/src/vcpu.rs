@@ -5,7 +5,8 @@ use crate::geometry::Geometry;
 use crate::history::History;
 use crate::rng::Rng;
 use crate::sets::{Sets, Victim, Ways};
-use crate::shared::{SharedCache, Sources};
+use crate::shared::SharedCache;
+use crate::sibling::Sibling;
 use crate::tlb::Tlb;
 
 /// Where a load found its line.
@@ -14,7 +15,6 @@ pub(crate) const L2: usize = 1;
 pub(crate) const LLC: usize = 2;
 pub(crate) const MEMORY: usize = 3;
 
-const STREAM_SIBLING: u64 = 1 << 32;
 const STREAM_SCHEDULE: u64 = 2 << 32;
 
 /// What all vCPUs share.
@@ -32,7 +32,8 @@ pub(crate) struct Machine {
 #[derive(Clone, Debug)]
 pub(crate) struct Vcpu {
     pub l1: Sets,
-    pub l2: SharedCache,
+    pub l2: Sets,
+    sibling: Option<Sibling>,
     pub tlb: Tlb,
     /// The LLC it is in.
     pub llc: usize,
@@ -57,21 +58,10 @@ pub(crate) struct Vcpu {
 
 impl Vcpu {
     pub fn new(config: &Config, seed: u64) -> Self {
-        let idle = crate::config::Traffic {
-            per_ms: 0.0,
-            burst: crate::config::Burst::Constant,
-            reuse: 0.0,
-            by_color: Vec::new(),
-        };
-        let sources = Sources {
-            outside: config.sibling.as_ref().unwrap_or(&idle),
-            polluter: None,
-            their_ways: Ways::first(config.l2.ways),
-            rng: Rng::new(seed, STREAM_SIBLING),
-        };
         let mut vcpu = Self {
             l1: Sets::new(config.l1.sets, config.l1.ways, config.l1.replacement),
-            l2: SharedCache::new(config, config.l2, config.l2.sets, sources),
+            l2: Sets::new(config.l2.sets, config.l2.ways, config.l2.replacement),
+            sibling: Sibling::new(config, seed),
             tlb: Tlb::new(config.timing.tlb_entries, config.backing),
             llc: 0,
             now: 0.0,
@@ -101,14 +91,13 @@ impl Vcpu {
             let set = machine.geometry.llc_set(tag);
             self.settle_llc(machine, set);
         }
-        self.settle_l2(machine, l2_set);
         let l1_set = self.l1_set(tag);
         if let Some(way) = self.l1.find(l1_set, tag) {
             self.l1.touch(l1_set, way);
             return L1;
         }
-        let level = if let Some(way) = self.l2.sets.find(l2_set, tag) {
-            self.l2.sets.touch(l2_set, way);
+        let level = if let Some(way) = self.l2.find(l2_set, tag) {
+            self.l2.touch(l2_set, way);
             L2
         } else {
             let level = self.fetch(machine, tag, l2_set);
@@ -119,6 +108,16 @@ impl Vcpu {
         // A victim of L1 is still in L2.
         self.l1.fill(l1_set, all, tag, true, false, &mut machine.rng);
         level
+    }
+
+    /// Gets the simulator's own data ready for an access that comes soon. Changes nothing.
+    #[inline]
+    pub fn expect(&self, machine: &Machine, tag: u32) {
+        let sets = &machine.llcs[self.llc].sets;
+        sets.hint(machine.geometry.llc_set(tag));
+        if let Some(victim) = self.l2.probable_victim(machine.geometry.l2_set(tag)) {
+            sets.hint(machine.geometry.llc_set(victim));
+        }
     }
 
     /// Follows the stride of a load stream and fetches ahead.
@@ -150,8 +149,7 @@ impl Vcpu {
 
     fn prefetch(&mut self, machine: &mut Machine, tag: u32) {
         let set = machine.geometry.l2_set(tag);
-        self.settle_l2(machine, set);
-        if self.l2.sets.find(set, tag).is_none() {
+        if self.l2.find(set, tag).is_none() {
             let level = self.fetch(machine, tag, set);
             self.prefetch_ticks += machine.config.timing.overlapped[level];
         }
@@ -177,15 +175,15 @@ impl Vcpu {
             }
             (None, _) => {}
         }
-        let all = self.l2.sets.all;
-        if let Some(victim) = self.l2.sets.fill(l2_set, all, tag, false, found.is_some(), &mut machine.rng) {
+        let all = self.l2.all;
+        if let Some(victim) = self.l2.fill(l2_set, all, tag, false, found.is_some(), &mut machine.rng) {
             self.leave_l2(machine, victim);
         }
         if found.is_some() { LLC } else { MEMORY }
     }
 
     /// A line has left L2: L1 must not keep it, and a victim cache takes it.
-    fn leave_l2(&mut self, machine: &mut Machine, victim: Victim) {
+    pub fn leave_l2(&mut self, machine: &mut Machine, victim: Victim) {
         let l1_set = self.l1_set(victim.tag);
         if let Some(way) = self.l1.find(l1_set, victim.tag) {
             self.l1.remove(l1_set, way);
@@ -200,18 +198,6 @@ impl Vcpu {
             return;
         }
         sets.fill(set, machine.our_ways, victim.tag, victim.reused, false, &mut machine.rng);
-    }
-
-    /// Applies the sibling's traffic to a set of L2.
-    #[inline]
-    pub fn settle_l2(&mut self, machine: &mut Machine, set: usize) {
-        let mut gone = self.l2.settle(set, self.now, &mut machine.rng);
-        while gone != 0 {
-            let way = gone.trailing_zeros();
-            gone &= gone - 1;
-            let victim = Victim { tag: self.l2.sets.tag(set, way), reused: self.l2.sets.reused(set, way) };
-            self.leave_l2(machine, victim);
-        }
     }
 
     /// Applies foreign traffic to a set of the current LLC.
@@ -235,8 +221,8 @@ impl Vcpu {
             self.l1.remove(l1_set, way);
         }
         let set = geometry.l2_set(tag);
-        if let Some(way) = self.l2.sets.find(set, tag) {
-            self.l2.sets.remove(set, way);
+        if let Some(way) = self.l2.find(set, tag) {
+            self.l2.remove(set, way);
         }
     }
 
@@ -282,10 +268,13 @@ impl Vcpu {
 
     /// Brings the traffic paths up to now and finds the next event.
     fn sync(&mut self, machine: &mut Machine) {
-        self.l2.path.advance(self.now);
-        let path = &mut machine.llcs[self.llc].path;
-        path.advance(self.now);
-        self.next_event = self.next_pause.iter().fold(path.cell_end(), |next, &pause| next.min(pause));
+        machine.llcs[self.llc].path.advance(self.now);
+        let mut next = machine.llcs[self.llc].path.cell_end();
+        if let Some(mut sibling) = self.sibling.take() {
+            next = next.min(sibling.run(self, machine));
+            self.sibling = Some(sibling);
+        }
+        self.next_event = self.next_pause.iter().fold(next, |next, &pause| next.min(pause));
     }
 
     /// Uses up the hazard of being moved until now, and moves as often as it runs out.
@@ -314,7 +303,10 @@ impl Vcpu {
         for set in 0..self.l1.state.len() {
             self.l1.clear(set);
         }
-        self.l2.forget_all(&mut machine.rng);
+        for set in 0..self.l2.state.len() {
+            let state = self.l2.replacement_state(set);
+            self.l2.reset_foreign(set, state);
+        }
         self.tlb.clear();
     }
 
@@ -328,7 +320,12 @@ impl Vcpu {
         let [median, log_sd] = machine.config.oversleep_ms;
         let late = if median > 0.0 { self.schedule.log_normal(median, log_sd) * per_ms } else { 0.0 };
         self.slept += deadline + late - self.now;
-        self.now = deadline + late;
+        let wake = deadline + late;
+        if let Some(mut sibling) = self.sibling.take() {
+            sibling.rest_until(self, machine, wake);
+            self.sibling = Some(sibling);
+        }
+        self.now = wake;
         self.pass_hazard(machine, true);
         self.draw_pauses(&machine.config);
         self.sync(machine);
