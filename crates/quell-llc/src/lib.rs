@@ -22,6 +22,7 @@ pub mod session;
 pub mod summary;
 pub mod tier;
 pub mod timer;
+pub mod truth;
 pub mod watch;
 
 pub use attribution::Source;

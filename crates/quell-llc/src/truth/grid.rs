@@ -1,0 +1,121 @@
+//! The grid of simulated machines.
+
+use quell_cachesim::{Burst, Config, Placement, Polluter};
+use serde::Serialize;
+
+/// A simulated machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// Intel Skylake-SP: non-inclusive LLC, 20 slices.
+    SkylakeSp,
+    /// AMD Milan: exclusive victim LLC.
+    Milan,
+}
+
+/// What makes measuring harder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Disturbance {
+    /// Neighbors of constant intensity.
+    Steady,
+    /// Neighbors whose log intensity has a standard deviation of 0.95, as measured.
+    Bursty,
+    /// Neighbors that are active for 40 ms and silent for 40 ms on average.
+    OnOff,
+    /// The host moves the vCPU to another LLC every 110 ms of sleep on average; bursty neighbors.
+    Jumps,
+    /// A thread of our own VM pollutes for half of every two seconds; bursty neighbors.
+    OwnLoad,
+}
+
+/// One cell of the grid.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cell {
+    /// The machine.
+    pub preset: Preset,
+    /// The neighbors' insertions per set of the LLC and ms.
+    pub insertions_per_set_ms: f64,
+    /// The disturbance.
+    pub disturbance: Disturbance,
+}
+
+impl Preset {
+    /// Both presets.
+    pub const ALL: [Self; 2] = [Self::SkylakeSp, Self::Milan];
+
+    /// The simulated machine.
+    #[must_use]
+    pub fn config(self) -> Config {
+        match self {
+            Self::SkylakeSp => Config::skylake_sp(),
+            Self::Milan => Config::milan(),
+        }
+    }
+}
+
+impl Disturbance {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Steady, Self::Bursty, Self::OnOff, Self::Jumps, Self::OwnLoad];
+
+    fn burst(self) -> Burst {
+        match self {
+            Self::Steady => Burst::Constant,
+            Self::OnOff => Burst::OnOff { on_ms: 40.0, off_ms: 40.0 },
+            Self::Bursty | Self::Jumps | Self::OwnLoad => {
+                Burst::LogNormal { log_sd: 0.95, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 }
+            }
+        }
+    }
+}
+
+/// Mean stay in one LLC, in ms of sleep.
+const DWELL_MS: f64 = 110.0;
+
+impl Cell {
+    /// The simulated machine of this cell.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        let mut config = self.preset.config();
+        let per_ms = self.insertions_per_set_ms * f64::from(config.llc_sets());
+        let mut neighbor = config.neighbors[0].clone();
+        neighbor.per_ms = per_ms;
+        neighbor.burst = self.disturbance.burst();
+        config.neighbors = vec![neighbor.clone()];
+        config.placement = None;
+        match self.disturbance {
+            Disturbance::Jumps => {
+                config.neighbors.push(neighbor);
+                config.placement = Some(Placement { dwell_ms: DWELL_MS, calmer_running: 8.0 });
+            }
+            Disturbance::OwnLoad => {
+                config.polluter = Some(Polluter {
+                    per_ms: per_ms * 4.0,
+                    period_ms: 2000.0,
+                    duty: 0.5,
+                    start_ms: 300.0,
+                    llc: 0,
+                    color: None,
+                    reuse: 0.2,
+                });
+            }
+            Disturbance::Steady | Disturbance::Bursty | Disturbance::OnOff => {}
+        }
+        config
+    }
+}
+
+/// The whole grid: both presets, neighbor rates over a factor of 50, every disturbance.
+#[must_use]
+pub fn grid() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for preset in Preset::ALL {
+        for disturbance in Disturbance::ALL {
+            for step in 0..5 {
+                let insertions_per_set_ms = 0.6 * 50_f64.powf(f64::from(step) / 4.0);
+                cells.push(Cell { preset, insertions_per_set_ms, disturbance });
+            }
+        }
+    }
+    cells
+}
