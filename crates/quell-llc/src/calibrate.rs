@@ -121,11 +121,11 @@ pub fn calibrate(memory: &mut impl Memory, l2: Bytes, layout: &Layout) -> Calibr
     // Few enough lines to stay in L1 and L2 whatever their sets: touched twice, then timed.
     let hot = &layout.canary[..32];
     let near = collect(memory, |memory| memory.load(&[hot, hot].concat()), hot);
-    let cached = collect(memory, |memory| canary.prime(memory), &layout.probe_order);
+    let cached = collect(memory, |memory| _ = canary.prime(memory), &layout.probe_order);
     let flushed = collect(memory, |memory| memory.flush(&layout.canary), &layout.probe_order);
     let chain_ticks = [
         near_chain,
-        chain(memory, |memory| canary.prime(memory), &layout.canary),
+        chain(memory, |memory| _ = canary.prime(memory), &layout.canary),
         chain(memory, |memory| memory.flush(&layout.canary), &layout.canary),
     ];
 
@@ -182,7 +182,7 @@ fn chain<M: Memory>(memory: &mut M, prepare: impl Fn(&mut M), lines: &[Line]) ->
 fn find_spill(memory: &mut impl Memory, l2: Bytes, layout: &Layout, near: f64) -> (Spill, f64) {
     let mut after = |spill: Spill| {
         let canary = Canary::new(layout.clone(), spill);
-        chain(memory, |memory| canary.prime(memory), &layout.canary)
+        chain(memory, |memory| _ = canary.prime(memory), &layout.canary)
     };
     let reference = full_spill(l2, 2.0);
     let far = after(reference);

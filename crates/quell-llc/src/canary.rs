@@ -24,9 +24,7 @@ pub enum Wait {
 /// What one window saw.
 #[derive(Clone, Debug)]
 pub struct WindowResult {
-    /// When priming ended.
-    pub start: Ticks,
-    /// Time from the end of priming to the middle of the probe, in ms.
+    /// Time from the last touch of the canary to the middle of the probe, in ms.
     pub exposure_ms: f64,
     /// Share of the canary that was evicted, 0 to 1; `None` if no sample was valid.
     pub share: Option<f64>,
@@ -67,13 +65,19 @@ impl Canary {
         &self.layout
     }
 
-    /// Brings the canary into the LLC, protected there and out of the private caches.
-    pub fn prime(&self, memory: &mut impl Memory) {
-        for _ in 0..PRIME_ROUNDS {
+    /// Brings the canary into the LLC, protected there and out of the private caches. Returns when, on
+    /// average, its lines were last touched or written back there: halfway through the last spill.
+    pub fn prime(&self, memory: &mut impl Memory) -> Ticks {
+        for _ in 1..PRIME_ROUNDS {
             memory.load(&self.layout.canary);
             memory.load(&self.spill);
         }
+        memory.load(&self.layout.canary);
+        let touched = memory.now();
+        memory.load(&self.spill);
+        let spilled = memory.now();
         memory.load(&self.layout.sentinels);
+        touched + Ticks(spilled.since(touched).0 / 2)
     }
 
     /// Primes, waits and probes.
@@ -84,10 +88,10 @@ impl Canary {
         let cpu = memory.cpu_ms();
 
         let before = memory.now();
-        self.prime(memory);
-        let start = memory.now();
+        let start = self.prime(memory);
+        let primed = memory.now();
         if let Wait::Sleep(length) = wait {
-            memory.sleep_until(start + Ticks((length * ticks_per_ms) as u64));
+            memory.sleep_until(primed + Ticks((length * ticks_per_ms) as u64));
         }
         let probe_start = memory.now();
         self.samples.clear();
@@ -97,12 +101,11 @@ impl Canary {
 
         let (sentinels, canary) = self.samples.split_at(self.layout.sentinels.len());
         let (sentinels, canary) = (limits.count(sentinels), limits.count(canary));
-        let prime_ms = ms(start - before);
+        let prime_ms = ms(primed - before);
         let stretched = prime_ms > self.typical_prime_ms * 4.0 + GAP_MS;
         self.typical_prime_ms = self.typical_prime_ms.min(prime_ms);
         let longest = self.samples.iter().map(|sample| sample.ticks).max().unwrap_or(0);
         WindowResult {
-            start,
             exposure_ms: ms(probe_start - start) + ms(end - probe_start) / 2.0,
             share: canary.miss_share(),
             sentinels_lost: sentinels.miss_share().unwrap_or(0.0),

@@ -3,6 +3,7 @@
 use quell_core::Estimate;
 use quell_core::stats::survival::{FitError, Survival, Window};
 
+use crate::jumps::jump_chances;
 use crate::tier::{REFERENCE_WINDOW_MS, Tier, TierLimits};
 
 /// A window that was neither interrupted nor preempted.
@@ -21,41 +22,63 @@ pub struct Curve {
     pub fit: Result<Survival, FitError>,
     /// Windows that took part.
     pub windows: Vec<Window>,
-    /// Windows left out because the vCPU moved to another cache while they were open.
-    pub jumps: usize,
+    /// Windows lost because the vCPU moved to another cache while they were open: the sum of the chances.
+    pub jumps: f64,
     /// Share that reads as lost without any wait, which the fit takes out.
     pub lost_at_once: f64,
     expected_shape: f64,
 }
 
-/// A jump loses everything: the canary, up to reading errors …
-const JUMP_LOST: f64 = 0.97;
-/// … and the sentinels, which were touched last and which no neighbor in the LLC can take from our L2 …
-const JUMP_SENTINELS_LOST: f64 = 0.9;
-/// … where the other windows let expect that much of the canary to survive.
-const JUMP_UNEXPECTED: f64 = 0.4;
+/// Windows further than this factor from the half-life take no part in the final fit: out there it matters
+/// whether the law is really Weibull's.
+const NEAR_HALF_LIFE: f64 = 2.2;
+/// They are only left out if at least this many remain.
+const ENOUGH_NEAR: usize = 8;
+/// Half-width of what is added to every interval for errors that do not show in the spread between windows
+/// (the law is not exactly Weibull's, the spill itself ages the lines): 6 %, found on simulated caches with
+/// steady neighbors.
+const SYSTEMATIC: f64 = 0.06;
+/// The same for the time that priming and probing take, in ms: lines of one window differ in age by as much.
+const BLUR_MS: f64 = 0.03;
 
 impl Curve {
     /// Fits a curve to windows. `expected_shape` is what the fit leans to where the windows do not tell.
     #[must_use]
     pub fn fit(observations: &[Observation], lost_at_once: f64, expected_shape: f64) -> Self {
-        let mut kept: Vec<Observation> = observations.to_vec();
-        for _ in 0..2 {
-            let Ok(law) = Survival::fit(&windows(&kept), lost_at_once, expected_shape) else { break };
-            kept = observations.iter().copied().filter(|o| !is_jump(o, &law)).collect();
+        let chances = jump_chances(observations, expected_shape);
+        let jumps = chances.iter().sum();
+        let mut windows: Vec<Window> = observations
+            .iter()
+            .zip(chances)
+            .map(|(o, jump)| Window { weight: o.window.weight * (1.0 - jump), ..o.window })
+            .collect();
+        let mut fit = Survival::fit(&windows, lost_at_once, expected_shape);
+        if let Ok(law) = fit {
+            let half_life = law.half_life_ms();
+            let near: Vec<Window> = windows
+                .iter()
+                .copied()
+                .filter(|w| (half_life / NEAR_HALF_LIFE..half_life * NEAR_HALF_LIFE).contains(&w.exposure_ms))
+                .collect();
+            if near.len() >= ENOUGH_NEAR {
+                fit = Survival::fit(&near, lost_at_once, expected_shape).or(fit);
+                windows = near;
+            }
         }
-        let windows = windows(&kept);
-        Self {
-            fit: Survival::fit(&windows, lost_at_once, expected_shape),
-            jumps: observations.len() - windows.len(),
-            windows,
-            lost_at_once,
-            expected_shape,
-        }
+        Self { fit, windows, jumps, lost_at_once, expected_shape }
     }
 
     fn estimate(&self, statistic: impl Fn(&Survival) -> f64) -> Estimate {
-        Survival::estimate(&self.windows, self.lost_at_once, self.expected_shape, statistic)
+        let estimate = Survival::estimate(&self.windows, self.lost_at_once, self.expected_shape, statistic);
+        match estimate {
+            Estimate::Known { value, ci95: [lo, hi], n } => {
+                let blur = self.fit.map_or(0.0, |law| BLUR_MS / law.half_life_ms());
+                let systematic = SYSTEMATIC.hypot(blur);
+                let widen = |bound: f64| (bound / value).ln().hypot(systematic).exp();
+                Estimate::known(value, [value / widen(lo), value * widen(hi)], n)
+            }
+            unknown @ Estimate::Unknown { .. } => unknown,
+        }
     }
 
     /// Median survival of a line, in ms.
@@ -89,9 +112,9 @@ impl Curve {
         let squares = self.windows.iter().map(|w| {
             let expected =
                 self.lost_at_once + (1.0 - self.lost_at_once) * (1.0 - law.surviving(w.exposure_ms));
-            (w.share - expected).powi(2)
+            w.weight * (w.share - expected).powi(2)
         });
-        Some(squares.sum::<f64>() / self.windows.len() as f64)
+        Some(squares.sum::<f64>() / self.windows.iter().map(|w| w.weight).sum::<f64>())
     }
 
     /// The tier, which is known even where the half-life is not: a cache that is emptied within the shortest
@@ -109,16 +132,6 @@ impl Curve {
     }
 }
 
-fn windows(observations: &[Observation]) -> Vec<Window> {
-    observations.iter().map(|o| o.window).collect()
-}
-
-fn is_jump(observation: &Observation, law: &Survival) -> bool {
-    observation.window.share >= JUMP_LOST
-        && observation.sentinels_lost >= JUMP_SENTINELS_LOST
-        && law.surviving(observation.window.exposure_ms) >= JUMP_UNEXPECTED
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,7 +141,7 @@ mod tests {
             .map(|i| {
                 let exposure_ms = half_life_ms * (0.5 + f64::from(i % 10) * 0.12);
                 let share = 1.0 - (-(exposure_ms / half_life_ms).powf(2.5) * std::f64::consts::LN_2).exp();
-                Observation { window: Window { exposure_ms, share, block: i / 4 }, sentinels_lost: 0.1 }
+                Observation { window: Window::new(exposure_ms, share, i / 4), sentinels_lost: 0.1 }
             })
             .collect()
     }
@@ -139,34 +152,32 @@ mod tests {
         for i in [3, 13, 22] {
             observations[i].window.share = 1.0;
             observations[i].sentinels_lost = 1.0;
-            observations[i].window.exposure_ms = 3.0;
+            observations[i].window.exposure_ms = 2.0;
         }
         let curve = Curve::fit(&observations, 0.0, 2.5);
-        assert_eq!(curve.jumps, 3);
-        assert!((curve.half_life_ms().value().unwrap() - 6.0).abs() < 0.05);
+        assert!((2.5..3.5).contains(&curve.jumps), "{}", curve.jumps);
+        assert!((curve.half_life_ms().value().unwrap() - 6.0).abs() < 0.1);
     }
 
     #[test]
     fn a_burst_that_leaves_our_l2_alone_is_no_jump() {
         let mut observations = observed(6.0);
         observations[3].window.share = 1.0;
-        assert_eq!(Curve::fit(&observations, 0.0, 2.5).jumps, 0);
+        assert_eq!(Curve::fit(&observations, 0.0, 2.5).jumps, 0.0);
     }
 
     #[test]
     fn a_saturated_cache_is_not_mistaken_for_jumps() {
-        let all_lost =
-            Observation { window: Window { exposure_ms: 0.6, share: 1.0, block: 0 }, sentinels_lost: 1.0 };
+        let all_lost = Observation { window: Window::new(0.6, 1.0, 0), sentinels_lost: 1.0 };
         let curve = Curve::fit(&[all_lost; 12], 0.0, 2.5);
-        assert_eq!((curve.jumps, curve.tier(TierLimits::default())), (0, Ok(Tier::Saturated)));
+        assert_eq!((curve.jumps, curve.tier(TierLimits::default())), (0.0, Ok(Tier::Saturated)));
         assert!(curve.half_life_ms().reason().unwrap().contains("saturated"));
         assert!(curve.rate_pct_per_ms().value().is_none());
     }
 
     #[test]
     fn a_quiet_cache_has_a_tier_but_no_half_life() {
-        let kept =
-            Observation { window: Window { exposure_ms: 30.0, share: 0.01, block: 0 }, sentinels_lost: 0.0 };
+        let kept = Observation { window: Window::new(30.0, 0.01, 0), sentinels_lost: 0.0 };
         let curve = Curve::fit(&[kept; 12], 0.0, 2.5);
         assert_eq!(curve.tier(TierLimits::default()), Ok(Tier::Quiet));
         assert!(curve.half_life_ms().reason().unwrap().contains("quiet"));

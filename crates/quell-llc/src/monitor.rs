@@ -275,7 +275,7 @@ impl Monitor {
             return;
         }
         let block = self.index * 64 + (harvest.windows / BLOCK) as u32;
-        let window = Window { exposure_ms: result.exposure_ms, share, block };
+        let window = Window::new(result.exposure_ms, share, block);
         harvest.observations.push(Observation { window, sentinels_lost: result.sentinels_lost });
         if let Some(own_cpus) = own_cpus {
             harvest.loaded.push(LoadedWindow { own_cpus, exposure_ms: result.exposure_ms, share });
@@ -326,7 +326,7 @@ impl Monitor {
             tier: tier.map(|seen| self.tier.update(seen)),
             source,
             windows: harvest.windows,
-            discarded: Discarded { placement: curve.jumps, ..harvest.discarded },
+            discarded: Discarded { placement: curve.jumps.round() as usize, ..harvest.discarded },
             refusal,
             false_hits,
             lost_at_once,

@@ -81,7 +81,7 @@ impl Summary {
             },
             window_ms: periods.last().map_or(0.0, |period| period.window_ms),
             windows: periods.iter().map(|period| period.windows).sum(),
-            discarded: Discarded { placement: curve.jumps, ..discarded },
+            discarded: Discarded { placement: curve.jumps.round() as usize, ..discarded },
             lost_at_once,
             false_hits: periods.iter().filter_map(|period| period.false_hits).reduce(f64::max),
             cpu_ms_per_s: periods.iter().map(|period| period.cpu_ms).sum::<f64>() / wall_s.max(1e-3),

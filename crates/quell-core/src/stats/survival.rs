@@ -18,6 +18,16 @@ pub struct Window {
     pub share: f64,
     /// Windows with the same block number are taken to depend on one another.
     pub block: u32,
+    /// How much the window counts, 0 to 1.
+    pub weight: f64,
+}
+
+impl Window {
+    /// A window that counts in full.
+    #[must_use]
+    pub const fn new(exposure_ms: f64, share: f64, block: u32) -> Self {
+        Self { exposure_ms, share, block, weight: 1.0 }
+    }
 }
 
 /// The fitted law, loss without waiting already taken out.
@@ -144,7 +154,8 @@ fn check_informative(windows: &[Window], lost_at_once: f64) -> Result<(), FitErr
     sorted.sort_by(|a, b| a.exposure_ms.total_cmp(&b.exposure_ms));
     let third = sorted.len().div_ceil(3);
     let mean = |part: &[Window]| {
-        part.iter().map(|w| net_share(w.share, lost_at_once)).sum::<f64>() / part.len() as f64
+        let weight: f64 = part.iter().map(|w| w.weight).sum();
+        part.iter().map(|w| w.weight * net_share(w.share, lost_at_once)).sum::<f64>() / weight.max(1e-9)
     };
     if mean(&sorted[..third]) > INFORMATIVE.end {
         return Err(FitError::Saturated(sorted[0].exposure_ms));
@@ -182,7 +193,7 @@ fn newton(windows: &[Window], lost_at_once: f64, expected_shape: f64, start: [f6
             let expected = lost_at_once + (1.0 - lost_at_once) * (1.0 - survival);
             let slope = (1.0 - lost_at_once) * survival * cumulative * shape;
             let derivative = [slope, slope * log_time];
-            let weight = 1.0 / (expected * (1.0 - expected)).max(MIN_VARIANCE);
+            let weight = window.weight / (expected * (1.0 - expected)).max(MIN_VARIANCE);
             let residual = window.share - expected;
             for (g, d) in gradient.iter_mut().zip(derivative) {
                 *g += weight * residual * d;
@@ -224,10 +235,8 @@ mod tests {
         exposures
             .iter()
             .zip(0..)
-            .map(|(&exposure_ms, block)| Window {
-                exposure_ms,
-                share: lost + (1.0 - lost) * (1.0 - law.surviving(exposure_ms)),
-                block,
+            .map(|(&exposure_ms, block)| {
+                Window::new(exposure_ms, lost + (1.0 - lost) * (1.0 - law.surviving(exposure_ms)), block)
             })
             .collect()
     }
@@ -246,7 +255,7 @@ mod tests {
         fn no_input_breaks_the_fit(raw in prop::collection::vec((0.01_f64..100.0, 0.0_f64..=1.0), 0..40),
                                    lost in 0.0_f64..0.5) {
             let windows: Vec<Window> = raw.iter().zip(0..)
-                .map(|(&(exposure_ms, share), block)| Window { exposure_ms, share, block }).collect();
+                .map(|(&(exposure_ms, share), block)| Window::new(exposure_ms, share, block)).collect();
             if let Ok(fit) = Survival::fit(&windows, lost, DEFAULT_SHAPE) {
                 prop_assert!(fit.half_life_ms() > 0.0 && fit.shape >= MIN_SHAPE && fit.shape <= MAX_SHAPE);
             }
@@ -256,7 +265,7 @@ mod tests {
 
     #[test]
     fn saturated_and_quiet_windows_are_told_apart() {
-        let windows = |share| vec![Window { exposure_ms: 2.0, share, block: 0 }; 9];
+        let windows = |share| vec![Window::new(2.0, share, 0); 9];
         assert_eq!(Survival::fit(&windows(1.0), 0.0, 2.5), Err(FitError::Saturated(2.0)));
         assert_eq!(Survival::fit(&windows(0.01), 0.0, 2.5), Err(FitError::Quiet(2.0)));
         assert_eq!(Survival::fit(&[], 0.0, 2.5), Err(FitError::NoWindows));
@@ -280,7 +289,7 @@ mod tests {
                 .map(|i| {
                     let exposure_ms = law.half_life_ms() * rng.random_range(0.6..1.6);
                     let gone = rng.random::<f64>() > law.surviving(exposure_ms);
-                    Window { exposure_ms, share: f64::from(u8::from(gone)), block: i / 16 }
+                    Window::new(exposure_ms, f64::from(u8::from(gone)), i / 16)
                 })
                 .collect();
             let estimate = Survival::estimate(&windows, 0.0, DEFAULT_SHAPE, Survival::half_life_ms);

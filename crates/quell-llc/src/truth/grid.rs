@@ -21,7 +21,7 @@ pub enum Disturbance {
     Steady,
     /// Neighbors whose log intensity has a standard deviation of 0.95, as measured.
     Bursty,
-    /// Neighbors that are active for 40 ms and silent for 40 ms on average.
+    /// Neighbors that are active for 30 ms and silent for 10 ms on average.
     OnOff,
     /// The host moves the vCPU to another LLC every 110 ms of sleep on average; bursty neighbors.
     Jumps,
@@ -61,7 +61,7 @@ impl Disturbance {
     fn burst(self) -> Burst {
         match self {
             Self::Steady => Burst::Constant,
-            Self::OnOff => Burst::OnOff { on_ms: 40.0, off_ms: 40.0 },
+            Self::OnOff => Burst::OnOff { on_ms: 30.0, off_ms: 10.0 },
             Self::Bursty | Self::Jumps | Self::OwnLoad => {
                 Burst::LogNormal { log_sd: 0.95, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 }
             }
