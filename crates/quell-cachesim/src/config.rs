@@ -15,8 +15,8 @@ pub enum Replacement {
     Rrip {
         /// The value of a line that has not been used again yet: 2 is SRRIP, 3 makes it the next victim.
         insert: u8,
-        /// Among several lines of value 3 take a random one instead of the one in the lowest way.
-        random_pick: bool,
+        /// Among several lines of value 3 take the first from a random way on, not the one in the lowest way.
+        random_start: bool,
     },
     /// Any line.
     Random,
@@ -52,7 +52,17 @@ pub enum Backing {
     Huge,
 }
 
-/// Sets, ways and policy of one level.
+/// The L1 data cache. It is replaced least recently used first: what it holds is in L2 as well, so its policy
+/// only decides which accesses L2 does not see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct L1 {
+    /// Number of sets, a power of two up to 64: the page offset selects one.
+    pub sets: u32,
+    /// Ways of a set, 1 to 16.
+    pub ways: u32,
+}
+
+/// Sets, ways and policy of L2 or of a slice of the LLC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     /// Number of sets (of one slice), a power of two.
@@ -200,8 +210,8 @@ pub struct Pause {
 /// A whole simulated machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// L1 data cache of a core; at most 64 sets, which the page offset selects.
-    pub l1: Level,
+    /// L1 data cache of a core.
+    pub l1: L1,
     /// L2 of a core, inclusive of L1.
     pub l2: Level,
     /// The last-level caches, all alike.
@@ -350,8 +360,10 @@ impl Config {
     /// # Errors
     /// The first value that makes no sense.
     pub fn check(&self) -> Result<(), ConfigError> {
-        self.l1.check()?;
-        ensure(self.l1.sets <= 64, "the number of L1 sets", "at most 64", f64::from(self.l1.sets))?;
+        let L1 { sets, ways } = self.l1;
+        let one_page = sets.is_power_of_two() && sets <= 64;
+        ensure(one_page, "the number of L1 sets", "a power of two up to 64", f64::from(sets))?;
+        ensure((1..=MAX_WAYS).contains(&ways), "the number of L1 ways", "between 1 and 16", f64::from(ways))?;
         self.l2.check()?;
         self.llc.slice.check()?;
         let slices = self.llc.slices;

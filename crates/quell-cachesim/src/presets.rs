@@ -1,8 +1,8 @@
 //! Two machines. `docs/simulator.md` compares the second with what was measured on a real one.
 
 use crate::config::{
-    Backing, Burst, Config, Inclusion, Indexing, Level, Llc, Pause, Placement, Prefetch, Replacement, Timing,
-    Traffic,
+    Backing, Burst, Config, Inclusion, Indexing, L1, Level, Llc, Pause, Placement, Prefetch, Replacement,
+    Timing, Traffic,
 };
 
 impl Config {
@@ -14,8 +14,8 @@ impl Config {
     #[must_use]
     pub fn skylake_sp() -> Self {
         Self {
-            // SDM: 32 KiB, 8 ways. Policy: tree-PLRU (Abel and Reineke, "uops.info", cache policies).
-            l1: Level { sets: 64, ways: 8, replacement: Replacement::TreePlru },
+            // SDM: 32 KiB, 8 ways.
+            l1: L1 { sets: 64, ways: 8 },
             // SDM: 1 MiB, 16 ways. Policy assumed.
             l2: Level { sets: 1024, ways: 16, replacement: Replacement::TreePlru },
             llc: Llc {
@@ -23,7 +23,7 @@ impl Config {
                 slice: Level {
                     sets: 2048,
                     ways: 11,
-                    replacement: Replacement::Rrip { insert: 2, random_pick: false },
+                    replacement: Replacement::Rrip { insert: 2, random_start: false },
                 },
                 // EvCache.
                 slices: 20,
@@ -96,8 +96,8 @@ impl Config {
             by_color: Vec::new(),
         };
         Self {
-            // PPR: 32 KiB, 8 ways. Policy assumed.
-            l1: Level { sets: 64, ways: 8, replacement: Replacement::Lru },
+            // PPR: 32 KiB, 8 ways.
+            l1: L1 { sets: 64, ways: 8 },
             // PPR: 512 KiB, 8 ways, inclusive of L1. Policy assumed.
             l2: Level { sets: 1024, ways: 8, replacement: Replacement::Lru },
             llc: Llc {
@@ -105,7 +105,7 @@ impl Config {
                 slice: Level {
                     sets: 4096,
                     ways: 16,
-                    replacement: Replacement::Rrip { insert: 3, random_pick: true },
+                    replacement: Replacement::Rrip { insert: 3, random_start: true },
                 },
                 // PPR: 8 slices.
                 slices: 8,

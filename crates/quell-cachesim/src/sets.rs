@@ -260,7 +260,7 @@ fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &m
             }
         }
         Replacement::TreePlru => tree_victim(*repl, allowed),
-        Replacement::Rrip { random_pick, .. } => {
+        Replacement::Rrip { random_start, .. } => {
             let mut values = *repl as u32;
             let mut distant = values & values >> 1 & allowed.spread;
             while distant == 0 {
@@ -268,7 +268,8 @@ fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &m
                 distant = values & values >> 1 & allowed.spread;
             }
             *repl = u64::from(values);
-            if random_pick { pick(distant, rng) } else { distant.trailing_zeros() / 2 }
+            let start = if random_start { rng.below(MAX_WAYS) } else { 0 };
+            (distant.rotate_right(2 * start).trailing_zeros() / 2 + start) % MAX_WAYS
         }
         Replacement::Random => pick(allowed.spread, rng),
     }
