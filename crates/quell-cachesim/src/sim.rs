@@ -17,6 +17,8 @@ const STREAM_ACCESS: u64 = 3 << 32;
 const STREAM_NOISE: u64 = 4 << 32;
 /// Size of the table from which latency noise is drawn, a power of two.
 const NOISE_TABLE: usize = 1024;
+/// No load takes less than this share of its level's latency.
+const FASTEST: f64 = 0.75;
 /// How many accesses ahead the simulator's own data is prefetched.
 const LOOKAHEAD: usize = 10;
 
@@ -215,7 +217,7 @@ impl SimMemory<'_> {
         if level >= IN_LLC {
             let bits = self.sim.noise_rng.bits();
             let z = f64::from(self.sim.noise[bits as usize % NOISE_TABLE]);
-            ticks *= (1.0 + timing.noise[level - IN_LLC] * z).max(0.5);
+            ticks *= (1.0 + timing.noise[level - IN_LLC] * z).max(FASTEST);
             // The bits above the table index decide about queueing.
             if ((bits >> 11) as f64) < timing.queue_probability * (1u64 << 53) as f64 {
                 ticks += timing.queue_ticks * self.sim.noise_rng.exponential();

@@ -110,10 +110,15 @@ impl Vcpu {
     /// Gets the simulator's own data ready for an access that comes soon. Changes nothing.
     #[inline]
     pub fn expect(&self, machine: &Machine, tag: u32) {
-        let sets = &machine.llcs[self.llc].sets;
-        sets.hint(machine.geometry.llc_set(tag));
-        if let Some(victim) = self.l2.probable_victim(machine.geometry.l2_set(tag)) {
-            sets.hint(machine.geometry.llc_set(victim));
+        machine.llcs[self.llc].sets.hint(machine.geometry.llc_set(tag));
+        self.expect_victim(machine, machine.geometry.l2_set(tag));
+    }
+
+    /// The same for a fill into an L2 set.
+    #[inline]
+    pub fn expect_victim(&self, machine: &Machine, l2_set: usize) {
+        if let Some(victim) = self.l2.probable_victim(l2_set) {
+            machine.llcs[self.llc].sets.hint(machine.geometry.llc_set(victim));
         }
     }
 
