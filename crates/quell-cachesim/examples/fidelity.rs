@@ -294,17 +294,7 @@ fn capacity() {
 }
 
 fn speed() {
-    let mut config = Config::milan();
-    if let Some(s) = std::env::args().nth(2) {
-        config.llc.slices = s.parse().unwrap();
-        for n in &mut config.neighbors {
-            n.per_ms *= f64::from(config.llc.slices) / 8.0;
-        }
-    }
-    if std::env::args().nth(3).is_some() {
-        config.sibling = None;
-    }
-    let mut sim = Sim::new(config, 7).unwrap();
+    let mut sim = Sim::new(Config::milan(), 7).unwrap();
     let mut memory = sim.memory(PAGES).unwrap();
     let area = spill(12_288);
     let begin = Instant::now();

@@ -9,15 +9,17 @@ pub enum Replacement {
     Lru,
     /// A binary tree of "evict from this half" bits (any number of ways).
     TreePlru,
-    /// Re-reference interval prediction with two bits (Jaleel et al., "High performance cache replacement
-    /// using re-reference interval prediction (RRIP)", ISCA 2010): a hit makes the value 0, a line of value
-    /// 3 is evicted, and when there is none all values grow.
-    Rrip {
-        /// The value of a line that has not been used again yet: 2 is SRRIP, 3 makes it the next victim.
-        insert: u8,
-        /// Among several lines of value 3 take a random one instead of the one in the lowest way.
-        random_pick: bool,
+    /// The least recently used line, but a line that has not been used again yet is inserted at a random place
+    /// among the last `depth` in order of use (after Qureshi et al., "Adaptive insertion policies for high
+    /// performance caching", ISCA 2007).
+    LruInsertion {
+        /// Number of places, at least 1; more than there are ways counts as all.
+        depth: u8,
     },
+    /// Static re-reference interval prediction with two bits (Jaleel et al., "High performance cache
+    /// replacement using re-reference interval prediction (RRIP)", ISCA 2010): a new line has value 2, a line
+    /// that was used again 0, the first line of value 3 is evicted, and when there is none all values grow.
+    Srrip,
     /// Any line.
     Random,
 }
@@ -52,7 +54,17 @@ pub enum Backing {
     Huge,
 }
 
-/// Sets, ways and policy of one level.
+/// The L1 data cache. It is replaced least recently used first: what it holds is in L2 as well, so its policy
+/// only decides which accesses L2 does not see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct L1 {
+    /// Number of sets, a power of two up to 64: the page offset selects one.
+    pub sets: u32,
+    /// Ways of a set, 1 to 16.
+    pub ways: u32,
+}
+
+/// Sets, ways and policy of L2 or of a slice of the LLC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     /// Number of sets (of one slice), a power of two.
@@ -64,7 +76,7 @@ pub struct Level {
 }
 
 /// The last-level cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Llc {
     /// One slice.
     pub slice: Level,
@@ -72,6 +84,9 @@ pub struct Llc {
     pub slices: u32,
     /// Relation to L2.
     pub inclusion: Inclusion,
+    /// Standard deviation of the log of the sets' pressure: other people's hot lines hold more ways of one set
+    /// than of another, so foreign insertions reach our lines faster there. The mean over the sets is 1.
+    pub set_log_sd: f64,
     /// Ways that our fills may use (cache allocation technology); bit i is way i.
     pub our_ways: u32,
     /// Ways that everybody else's fills may use.
@@ -200,8 +215,8 @@ pub struct Pause {
 /// A whole simulated machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// L1 data cache of a core; at most 64 sets, which the page offset selects.
-    pub l1: Level,
+    /// L1 data cache of a core.
+    pub l1: L1,
     /// L2 of a core, inclusive of L1.
     pub l2: Level,
     /// The last-level caches, all alike.
@@ -275,8 +290,8 @@ impl Level {
             "between 1 and 16",
             f64::from(self.ways),
         )?;
-        if let Replacement::Rrip { insert, .. } = self.replacement {
-            ensure(insert <= 3, "the RRIP insertion value", "between 0 and 3", f64::from(insert))?;
+        if let Replacement::LruInsertion { depth } = self.replacement {
+            ensure(depth > 0, "the insertion depth", "positive", f64::from(depth))?;
         }
         Ok(())
     }
@@ -350,10 +365,14 @@ impl Config {
     /// # Errors
     /// The first value that makes no sense.
     pub fn check(&self) -> Result<(), ConfigError> {
-        self.l1.check()?;
-        ensure(self.l1.sets <= 64, "the number of L1 sets", "at most 64", f64::from(self.l1.sets))?;
+        let L1 { sets, ways } = self.l1;
+        let one_page = sets.is_power_of_two() && sets <= 64;
+        ensure(one_page, "the number of L1 sets", "a power of two up to 64", f64::from(sets))?;
+        ensure((1..=MAX_WAYS).contains(&ways), "the number of L1 ways", "between 1 and 16", f64::from(ways))?;
         self.l2.check()?;
         self.llc.slice.check()?;
+        let spread = self.llc.set_log_sd;
+        ensure((0.0..=2.0).contains(&spread), "the log sd of the sets' pressure", "between 0 and 2", spread)?;
         let slices = self.llc.slices;
         ensure((1..=128).contains(&slices), "the number of slices", "between 1 and 128", f64::from(slices))?;
         for (what, ways) in

@@ -30,6 +30,7 @@ mod config;
 mod geometry;
 mod history;
 mod host;
+mod l1;
 mod presets;
 mod rng;
 mod sets;
@@ -42,7 +43,7 @@ pub mod truth;
 mod vcpu;
 
 pub use config::{
-    Backing, Burst, Config, ConfigError, Inclusion, Indexing, Level, Llc, Pause, Placement, Polluter,
+    Backing, Burst, Config, ConfigError, Inclusion, Indexing, L1, Level, Llc, Pause, Placement, Polluter,
     Prefetch, Replacement, Timing, Traffic,
 };
 pub use history::{History, RECORDED_PAUSE_MS};

@@ -1,8 +1,8 @@
 //! Two machines. `docs/simulator.md` compares the second with what was measured on a real one.
 
 use crate::config::{
-    Backing, Burst, Config, Inclusion, Indexing, Level, Llc, Pause, Placement, Prefetch, Replacement, Timing,
-    Traffic,
+    Backing, Burst, Config, Inclusion, Indexing, L1, Level, Llc, Pause, Placement, Prefetch, Replacement,
+    Timing, Traffic,
 };
 
 impl Config {
@@ -14,21 +14,19 @@ impl Config {
     #[must_use]
     pub fn skylake_sp() -> Self {
         Self {
-            // SDM: 32 KiB, 8 ways. Policy: tree-PLRU (Abel and Reineke, "uops.info", cache policies).
-            l1: Level { sets: 64, ways: 8, replacement: Replacement::TreePlru },
+            // SDM: 32 KiB, 8 ways.
+            l1: L1 { sets: 64, ways: 8 },
             // SDM: 1 MiB, 16 ways. Policy assumed.
             l2: Level { sets: 1024, ways: 16, replacement: Replacement::TreePlru },
             llc: Llc {
                 // SDM: 1.375 MiB a slice, 11 ways. Policy: quad-age, i.e. RRIP with two bits; value assumed.
-                slice: Level {
-                    sets: 2048,
-                    ways: 11,
-                    replacement: Replacement::Rrip { insert: 2, random_pick: false },
-                },
+                slice: Level { sets: 2048, ways: 11, replacement: Replacement::Srrip },
                 // EvCache.
                 slices: 20,
                 // SDM: non-inclusive. The snoop filter is not simulated.
                 inclusion: Inclusion::NonInclusive,
+                // Assumed.
+                set_log_sd: 0.25,
                 our_ways: 0x7ff,
                 their_ways: 0x7ff,
             },
@@ -63,7 +61,7 @@ impl Config {
             // Assumed, so that an idle host evicts about 20 % in 7 ms (EvCache: 14-28 %).
             neighbors: vec![Traffic {
                 per_ms: 90_000.0,
-                burst: Burst::LogNormal { log_sd: 0.4, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 },
+                burst: Burst::LogNormal { log_sd: 0.3, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 },
                 reuse: 0.2,
                 by_color: Vec::new(),
             }],
@@ -88,29 +86,27 @@ impl Config {
     pub fn milan() -> Self {
         let neighbor = Traffic {
             // Fitted: survival and priming loss on an idle VM.
-            per_ms: 98_000.0,
+            per_ms: 145_000.0,
             // Fitted: spread and autocorrelation of the log hazard in windows of 2 ms.
-            burst: Burst::LogNormal { log_sd: 0.4, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 },
+            burst: Burst::LogNormal { log_sd: 0.28, slow_share: 0.45, fast_ms: 9.0, slow_ms: 123.0 },
             // Fitted: survival of protected lines against the loss of unprotected ones.
-            reuse: 0.75,
+            reuse: 0.5,
             by_color: Vec::new(),
         };
         Self {
-            // PPR: 32 KiB, 8 ways. Policy assumed.
-            l1: Level { sets: 64, ways: 8, replacement: Replacement::Lru },
+            // PPR: 32 KiB, 8 ways.
+            l1: L1 { sets: 64, ways: 8 },
             // PPR: 512 KiB, 8 ways, inclusive of L1. Policy assumed.
             l2: Level { sets: 1024, ways: 8, replacement: Replacement::Lru },
             llc: Llc {
-                // PPR: 32 MiB, 16 ways. Policy fitted: a hit protects a line, one without is the next to go.
-                slice: Level {
-                    sets: 4096,
-                    ways: 16,
-                    replacement: Replacement::Rrip { insert: 3, random_pick: true },
-                },
+                // PPR: 32 MiB, 16 ways. Policy fitted: a hit protects a line, without one it goes soon.
+                slice: Level { sets: 4096, ways: 16, replacement: Replacement::LruInsertion { depth: 8 } },
                 // PPR: 8 slices.
                 slices: 8,
                 // PPR: victim cache. Moving the line out on a hit is measured (swaps with L2).
                 inclusion: Inclusion::Exclusive,
+                // Fitted: shape of the survival curve.
+                set_log_sd: 0.33,
                 our_ways: 0xffff,
                 their_ways: 0xffff,
             },
@@ -118,7 +114,7 @@ impl Config {
             indexing: Indexing::Hashed,
             backing: Backing::Small,
             // Measured: whole pages in random order show 69-70 % false hits, equal strides some.
-            prefetch: Prefetch { buddy: true, next: 2, stride: true },
+            prefetch: Prefetch { buddy: true, next: 1, stride: true },
             timing: Timing {
                 // Measured.
                 ticks_per_ms: 2_445_000.0,
@@ -127,9 +123,9 @@ impl Config {
                 latency: [3.0, 9.0, 36.0, 270.0],
                 overhead: 70.0,
                 // Fitted: four rounds of priming take 0.11-0.16 ms warm and 0.3 ms from memory.
-                overlapped: [0.5, 1.5, 6.0, 30.0],
+                overlapped: [0.4, 0.8, 4.0, 30.0],
                 // Fitted: a probe of 1,024 lines takes 0.16-0.45 ms.
-                between: 180.0,
+                between: 300.0,
                 // Measured: a chase beyond the TLB's reach costs 200-250 more a load. Overlap assumed.
                 tlb_miss: [220.0, 40.0],
                 // PPR: 2,048 entries of second-level data TLB (8 MiB, as measured), 8 ways.
@@ -138,14 +134,14 @@ impl Config {
                 flush: 60.0,
                 // Assumed, from the spread between L3 (98-150) and memory (220 and more).
                 noise: [0.08, 0.18],
-                queue_probability: 0.004,
+                queue_probability: 0.01,
                 queue_ticks: 120.0,
             },
             neighbors: vec![neighbor.clone(), neighbor],
             // Fitted: share of 1,024 lines still in L2 after a touch and spills of several sizes.
             sibling: Some(Traffic {
                 per_ms: 30_000.0,
-                burst: Burst::LogNormal { log_sd: 0.7, slow_share: 0.5, fast_ms: 7.0, slow_ms: 123.0 },
+                burst: Burst::LogNormal { log_sd: 0.7, slow_share: 0.5, fast_ms: 9.0, slow_ms: 123.0 },
                 reuse: 0.0,
                 by_color: Vec::new(),
             }),

@@ -17,13 +17,13 @@ const NIBBLES: u64 = 0x1111_1111_1111_1111;
 pub(crate) struct Ways {
     /// Bit i stands for way i.
     pub bits: u16,
-    /// Bit 2i stands for way i.
-    spread: u32,
+    /// Bit 4i stands for way i.
+    spread: u64,
 }
 
 impl Ways {
     pub fn new(bits: u16) -> Self {
-        let spread = (0..MAX_WAYS).filter(|way| bits >> way & 1 == 1).map(|way| 1u32 << (2 * way)).sum();
+        let spread = (0..MAX_WAYS).filter(|way| bits >> way & 1 == 1).map(|way| 1u64 << (4 * way)).sum();
         Self { bits, spread }
     }
 
@@ -69,7 +69,8 @@ pub(crate) struct Sets {
 impl Sets {
     /// An empty level.
     pub fn new(sets: u32, ways: u32, policy: Replacement) -> Self {
-        let repl = if policy == Replacement::Lru { 0xfedc_ba98_7654_3210 } else { 0 };
+        let ordered = matches!(policy, Replacement::Lru | Replacement::LruInsertion { .. });
+        let repl = if ordered { 0xfedc_ba98_7654_3210 } else { 0 };
         let state = SetState { repl, seen: [0.0; 2], valid: 0, own: 0, reused: 0 };
         Self {
             tags: vec![Tags([0; MAX_WAYS as usize]); sets as usize],
@@ -107,7 +108,9 @@ impl Sets {
     pub fn probable_victim(&self, set: usize) -> Option<u32> {
         let state = &self.state[set];
         let way = match self.policy {
-            Replacement::Lru => (state.repl >> (4 * (self.all.bits.count_ones() - 1)) & 15) as u32,
+            Replacement::Lru | Replacement::LruInsertion { .. } => {
+                (state.repl >> (4 * (self.all.bits.count_ones() - 1)) & 15) as u32
+            }
             Replacement::TreePlru => tree_victim(state.repl, self.all),
             _ => return None,
         };
@@ -134,7 +137,8 @@ impl Sets {
 
     /// Puts our line `tag` into one of `allowed` ways and returns our line that had to make room for it.
     ///
-    /// `protect` is the re-reference prediction: it matters to [`Replacement::Rrip`] only. `reused` is
+    /// `protect` is the re-reference prediction: it matters to the
+    /// policies that have one. `reused` is
     /// remembered with the line until it leaves.
     #[inline]
     pub fn fill(
@@ -210,9 +214,14 @@ impl Sets {
         };
         state.valid |= 1 << way;
         match self.policy {
-            Replacement::Rrip { insert, .. } => {
-                let value = if protect { 0 } else { u64::from(insert) };
-                state.repl = state.repl & !(3 << (2 * way)) | value << (2 * way);
+            Replacement::Srrip => {
+                let value = if protect { 0 } else { 2 };
+                state.repl = state.repl & !(15 << (4 * way)) | value << (4 * way);
+            }
+            Replacement::LruInsertion { depth } if !protect => {
+                let last = self.all.bits.count_ones() - 1;
+                let depth = rng.below(u32::from(depth).min(last + 1));
+                reorder(&mut state.repl, way, last - depth);
             }
             policy => touch(policy, &mut state.repl, way),
         }
@@ -220,17 +229,20 @@ impl Sets {
     }
 }
 
+/// Moves `way` to a place of the sixteen nibbles that hold the ways, most recent first.
+#[inline]
+fn reorder(repl: &mut u64, way: u32, to: u32) {
+    let below = |nibbles: u32| (1u64 << (4 * nibbles)) - 1;
+    let zero = *repl ^ (NIBBLES * u64::from(way));
+    let from = (zero.wrapping_sub(NIBBLES) & !zero & (NIBBLES << 3)).trailing_zeros() / 4;
+    let without = *repl & below(from) | *repl >> 4 & !below(from);
+    *repl = without & below(to) | u64::from(way) << (4 * to) | (without & !below(to)) << 4;
+}
+
 #[inline]
 fn touch(policy: Replacement, repl: &mut u64, way: u32) {
     match policy {
-        Replacement::Lru => {
-            // Sixteen nibbles, most recent first: cut `way` out and put it in front.
-            let zero = *repl ^ (NIBBLES * u64::from(way));
-            let place = (zero.wrapping_sub(NIBBLES) & !zero & (NIBBLES << 3)).trailing_zeros() / 4;
-            let newer = *repl & ((1u64 << (4 * place)) - 1);
-            let older = if place == 15 { 0 } else { *repl >> (4 * (place + 1)) << (4 * (place + 1)) };
-            *repl = older | newer << 4 | u64::from(way);
-        }
+        Replacement::Lru | Replacement::LruInsertion { .. } => reorder(repl, way, 0),
         Replacement::TreePlru => {
             // A heap of 15 bits; a bit tells which half to evict from: make each one point away from `way`.
             let mut node = 1u32;
@@ -240,7 +252,7 @@ fn touch(policy: Replacement, repl: &mut u64, way: u32) {
                 node = 2 * node + right;
             }
         }
-        Replacement::Rrip { .. } => *repl &= !(3 << (2 * way)),
+        Replacement::Srrip => *repl &= !(15 << (4 * way)),
         Replacement::Random => {}
     }
 }
@@ -248,7 +260,7 @@ fn touch(policy: Replacement, repl: &mut u64, way: u32) {
 #[inline]
 fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &mut Rng) -> u32 {
     match policy {
-        Replacement::Lru => {
+        Replacement::Lru | Replacement::LruInsertion { .. } => {
             // Ways that do not exist never move to the front, so they stay behind the last real one.
             let mut place = all.bits.count_ones();
             loop {
@@ -260,16 +272,13 @@ fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &m
             }
         }
         Replacement::TreePlru => tree_victim(*repl, allowed),
-        Replacement::Rrip { random_pick, .. } => {
-            let mut values = *repl as u32;
-            let mut distant = values & values >> 1 & allowed.spread;
-            while distant == 0 {
-                values += allowed.spread;
-                distant = values & values >> 1 & allowed.spread;
+        Replacement::Srrip => loop {
+            let distant = *repl & *repl >> 1 & allowed.spread;
+            if distant != 0 {
+                return distant.trailing_zeros() / 4;
             }
-            *repl = u64::from(values);
-            if random_pick { pick(distant, rng) } else { distant.trailing_zeros() / 2 }
-        }
+            *repl += allowed.spread;
+        },
         Replacement::Random => pick(allowed.spread, rng),
     }
 }
@@ -291,10 +300,10 @@ fn tree_victim(repl: u64, allowed: Ways) -> u32 {
 
 /// A random way of a spread mask.
 #[inline]
-fn pick(spread: u32, rng: &mut Rng) -> u32 {
+fn pick(spread: u64, rng: &mut Rng) -> u32 {
     let mut left = spread;
     for _ in 0..rng.below(spread.count_ones()) {
         left &= left - 1;
     }
-    left.trailing_zeros() / 2
+    left.trailing_zeros() / 4
 }

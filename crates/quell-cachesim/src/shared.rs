@@ -1,7 +1,7 @@
 //! An LLC with the traffic of its neighbors and of our own polluter.
 
 use crate::config::{Config, Level, Polluter, Replacement, Traffic};
-use crate::rng::Rng;
+use crate::rng::{Rng, normal_quantile};
 use crate::sets::{Sets, Ways};
 use crate::traffic::{OUTSIDE, OWN, Path};
 
@@ -14,6 +14,8 @@ const FORGET_PER_WAY: u32 = 2;
 /// insertion to age the others.
 const TURNOVER_PER_WAY: f64 = 8.0;
 
+/// Number of different set pressures: six bits of a hash.
+const PRESSURES: usize = 64;
 /// So few expected arrivals wait for the next visit (about 5 µs at the presets' rates): drawing them takes
 /// longer than everything else at a visit.
 const DEFERRED: f64 = 0.015;
@@ -39,6 +41,8 @@ pub(crate) struct SharedCache {
     weights: Vec<[f64; 2]>,
     /// Sets of one color are those whose index agrees in the bits above the page offset.
     color_mask: usize,
+    /// Equally frequent values of the sets' pressure.
+    pressure: [f64; PRESSURES],
     pool: Vec<u64>,
     turnover: u32,
     pub evictions: Evictions,
@@ -63,6 +67,7 @@ impl SharedCache {
             reuse,
             weights: weights(outside, polluter, config.colors()),
             color_mask: config.colors() as usize - 1,
+            pressure: pressures(config.llc.set_log_sd),
             pool: Vec::new(),
             turnover: turnover(level, reuse),
             evictions: Evictions::default(),
@@ -98,7 +103,9 @@ impl SharedCache {
         }
         let until = self.path.at(now);
         let seen = self.sets.state[set].seen;
-        let mut mean = [until[0] - seen[0], until[1] - seen[1]];
+        // Multiplicative hashing: neighboring sets get unrelated pressures.
+        let pressure = self.pressure[((set as u32).wrapping_mul(0x9e37_79b1) >> 26) as usize];
+        let mut mean = [(until[0] - seen[0]) * pressure, (until[1] - seen[1]) * pressure];
         if !self.weights.is_empty() {
             let weight = self.weight(set >> 6 & self.color_mask);
             mean = [mean[0] * weight[0], mean[1] * weight[1]];
@@ -153,6 +160,11 @@ impl SharedCache {
         self.sets.fill_foreign(set, self.their_ways, protect, rng)
     }
 
+    /// The pressure of a random set.
+    pub fn any_pressure(&self, rng: &mut Rng) -> f64 {
+        self.pressure[rng.below(PRESSURES as u32) as usize]
+    }
+
     /// Relative intensity of both sources on a color.
     pub fn weight(&self, color: usize) -> [f64; 2] {
         self.weights.get(color).copied().unwrap_or([1.0; 2])
@@ -169,11 +181,19 @@ impl SharedCache {
     }
 }
 
+/// The middles of [`PRESSURES`] equally probable parts of a log-normal distribution, scaled to mean 1.
+fn pressures(log_sd: f64) -> [f64; PRESSURES] {
+    let raw: [f64; PRESSURES] =
+        std::array::from_fn(|i| libm::exp(log_sd * normal_quantile((i as f64 + 0.5) / PRESSURES as f64)));
+    let mean = raw.iter().sum::<f64>() / PRESSURES as f64;
+    raw.map(|value| value / mean)
+}
+
 /// Insertions after which nothing of a set's earlier content matters.
 fn turnover(level: Level, reuse: [f64; 2]) -> u32 {
     let aging = match level.replacement {
-        // Lines of value 3 replace each other forever; only lines predicted to be re-used use them up.
-        Replacement::Rrip { insert: 3, .. } => reuse[OUTSIDE].max(reuse[OWN]).max(0.05),
+        // Lines that are not protected replace each other at the end and move nobody else there.
+        Replacement::LruInsertion { .. } => reuse[OUTSIDE].max(reuse[OWN]).max(0.05),
         Replacement::Random => 0.5,
         _ => 1.0,
     };

@@ -13,6 +13,8 @@ use crate::vcpu::{Machine, Vcpu};
 const STREAM_SIBLING: u64 = 2 << 32;
 /// Length of a batch, in milliseconds.
 const BATCH_MS: f64 = 0.001;
+/// Insertions for which the simulator's own data is prefetched together.
+const CHUNK: usize = 16;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Sibling {
@@ -51,22 +53,32 @@ impl Sibling {
         if due > self.turnover {
             self.clear(vcpu, machine);
         } else {
-            for _ in 0..Rng::poisson(due * f64::from(self.sets), self.rng.unit()) {
-                self.insert(vcpu, machine);
+            let mut left = Rng::poisson(due * f64::from(self.sets), self.rng.unit()) as usize;
+            while left > 0 {
+                let n = left.min(CHUNK);
+                self.insert(vcpu, machine, n);
+                left -= n;
             }
         }
         vcpu.now + self.batch
     }
 
-    fn insert(&mut self, vcpu: &mut Vcpu, machine: &mut Machine) {
-        let set = self.rng.below(self.sets) as usize;
-        let protect = self.protect > 0.0 && self.rng.unit() < self.protect;
-        let all = vcpu.l2.all;
-        let gone = vcpu.l2.fill_foreign(set, all, protect, &mut self.rng);
-        if gone != 0 {
-            let way = gone.trailing_zeros();
-            let victim = Victim { tag: vcpu.l2.tag(set, way), reused: vcpu.l2.reused(set, way) };
-            vcpu.leave_l2(machine, victim);
+    /// Inserts `n` lines, at most [`CHUNK`], into random sets.
+    fn insert(&mut self, vcpu: &mut Vcpu, machine: &mut Machine, n: usize) {
+        let mut sets = [0; CHUNK];
+        for set in &mut sets[..n] {
+            *set = self.rng.below(self.sets) as usize;
+            vcpu.expect_victim(machine, *set);
+        }
+        for &set in &sets[..n] {
+            let protect = self.protect > 0.0 && self.rng.unit() < self.protect;
+            let all = vcpu.l2.all;
+            let gone = vcpu.l2.fill_foreign(set, all, protect, &mut self.rng);
+            if gone != 0 {
+                let way = gone.trailing_zeros();
+                let victim = Victim { tag: vcpu.l2.tag(set, way), reused: vcpu.l2.reused(set, way) };
+                vcpu.leave_l2(machine, victim);
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use crate::history::History;
 use crate::rng::{Rng, normal_quantile};
 use crate::sets::Ways;
 use crate::shared::{Evictions, SharedCache};
-use crate::vcpu::{L1, L2, LLC, MEMORY, Machine, Vcpu};
+use crate::vcpu::{IN_LLC, Machine, Vcpu};
 
 /// Most pages of all arenas together (64 GiB), so that a line's number fits.
 const MAX_PAGES: u32 = 1 << 24;
@@ -17,6 +17,8 @@ const STREAM_ACCESS: u64 = 3 << 32;
 const STREAM_NOISE: u64 = 4 << 32;
 /// Size of the table from which latency noise is drawn, a power of two.
 const NOISE_TABLE: usize = 1024;
+/// No load takes less than this share of its level's latency.
+const FASTEST: f64 = 0.75;
 /// How many accesses ahead the simulator's own data is prefetched.
 const LOOKAHEAD: usize = 10;
 
@@ -103,8 +105,7 @@ impl SimMemory<'_> {
         let Sim { machine, vcpu, .. } = &mut *self.sim;
         let (l2_set, llc_set) = (machine.geometry.l2_set(tag), machine.geometry.llc_set(tag));
         vcpu.settle_llc(machine, llc_set);
-        let l1_set = vcpu.l1_set(tag);
-        if vcpu.l1.find(l1_set, tag).is_some() {
+        if vcpu.l1.holds(tag) {
             Place::L1
         } else if vcpu.l2.find(l2_set, tag).is_some() {
             Place::L2
@@ -213,10 +214,10 @@ impl SimMemory<'_> {
     fn noisy(&mut self, level: usize) -> f64 {
         let timing = &self.sim.machine.config.timing;
         let mut ticks = timing.latency[level];
-        if level >= LLC {
+        if level >= IN_LLC {
             let bits = self.sim.noise_rng.bits();
             let z = f64::from(self.sim.noise[bits as usize % NOISE_TABLE]);
-            ticks *= (1.0 + timing.noise[level - LLC] * z).max(0.5);
+            ticks *= (1.0 + timing.noise[level - IN_LLC] * z).max(FASTEST);
             // The bits above the table index decide about queueing.
             if ((bits >> 11) as f64) < timing.queue_probability * (1u64 << 53) as f64 {
                 ticks += timing.queue_ticks * self.sim.noise_rng.exponential();
@@ -340,5 +341,3 @@ impl Memory for SimMemory<'_> {
         Some(OwnLoad { busy_ms: (busy / step_ms).floor() * step_ms, step_ms })
     }
 }
-
-const _: () = assert!(L1 == 0 && L2 == 1 && LLC == 2 && MEMORY == 3);

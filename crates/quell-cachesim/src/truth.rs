@@ -165,7 +165,8 @@ impl OneSet {
     /// How long a line survives from `start` (both in milliseconds), and whether our own VM evicted it.
     fn survive(&mut self, start: f64) -> (f64, bool) {
         let color = self.color.unwrap_or_else(|| self.rng.below(self.colors));
-        let weight = self.cache.weight(color as usize);
+        let pressure = self.cache.any_pressure(&mut self.rng);
+        let weight = self.cache.weight(color as usize).map(|weight| weight * pressure);
         // Independent of the line before: more insertions than the set can remember.
         self.cache.renew(&mut self.rng);
         self.cache.sets.fill(0, self.our_ways, 0, true, true, &mut self.rng);

@@ -3,6 +3,7 @@
 use crate::config::{Config, Inclusion};
 use crate::geometry::Geometry;
 use crate::history::History;
+use crate::l1::L1;
 use crate::rng::Rng;
 use crate::sets::{Sets, Victim, Ways};
 use crate::shared::SharedCache;
@@ -10,10 +11,10 @@ use crate::sibling::Sibling;
 use crate::tlb::Tlb;
 
 /// Where a load found its line.
-pub(crate) const L1: usize = 0;
-pub(crate) const L2: usize = 1;
-pub(crate) const LLC: usize = 2;
-pub(crate) const MEMORY: usize = 3;
+pub(crate) const IN_L1: usize = 0;
+pub(crate) const IN_L2: usize = 1;
+pub(crate) const IN_LLC: usize = 2;
+pub(crate) const IN_MEMORY: usize = 3;
 
 const STREAM_SCHEDULE: u64 = 2 << 32;
 
@@ -31,7 +32,7 @@ pub(crate) struct Machine {
 /// One vCPU's private state.
 #[derive(Clone, Debug)]
 pub(crate) struct Vcpu {
-    pub l1: Sets,
+    pub l1: L1,
     pub l2: Sets,
     sibling: Option<Sibling>,
     pub tlb: Tlb,
@@ -59,7 +60,7 @@ pub(crate) struct Vcpu {
 impl Vcpu {
     pub fn new(config: &Config, seed: u64) -> Self {
         let mut vcpu = Self {
-            l1: Sets::new(config.l1.sets, config.l1.ways, config.l1.replacement),
+            l1: L1::new(config.l1),
             l2: Sets::new(config.l2.sets, config.l2.ways, config.l2.replacement),
             sibling: Sibling::new(config, seed),
             tlb: Tlb::new(config.timing.tlb_entries, config.backing),
@@ -91,32 +92,33 @@ impl Vcpu {
             let set = machine.geometry.llc_set(tag);
             self.settle_llc(machine, set);
         }
-        let l1_set = self.l1_set(tag);
-        if let Some(way) = self.l1.find(l1_set, tag) {
-            self.l1.touch(l1_set, way);
-            return L1;
+        if self.l1.hit(tag) {
+            return IN_L1;
         }
         let level = if let Some(way) = self.l2.find(l2_set, tag) {
             self.l2.touch(l2_set, way);
-            L2
+            IN_L2
         } else {
             let level = self.fetch(machine, tag, l2_set);
             self.prefetch_around(machine, tag);
             level
         };
-        let all = self.l1.all;
-        // A victim of L1 is still in L2.
-        self.l1.fill(l1_set, all, tag, true, false, &mut machine.rng);
+        self.l1.fill(tag);
         level
     }
 
     /// Gets the simulator's own data ready for an access that comes soon. Changes nothing.
     #[inline]
     pub fn expect(&self, machine: &Machine, tag: u32) {
-        let sets = &machine.llcs[self.llc].sets;
-        sets.hint(machine.geometry.llc_set(tag));
-        if let Some(victim) = self.l2.probable_victim(machine.geometry.l2_set(tag)) {
-            sets.hint(machine.geometry.llc_set(victim));
+        machine.llcs[self.llc].sets.hint(machine.geometry.llc_set(tag));
+        self.expect_victim(machine, machine.geometry.l2_set(tag));
+    }
+
+    /// The same for a fill into an L2 set.
+    #[inline]
+    pub fn expect_victim(&self, machine: &Machine, l2_set: usize) {
+        if let Some(victim) = self.l2.probable_victim(l2_set) {
+            machine.llcs[self.llc].sets.hint(machine.geometry.llc_set(victim));
         }
     }
 
@@ -179,15 +181,12 @@ impl Vcpu {
         if let Some(victim) = self.l2.fill(l2_set, all, tag, false, found.is_some(), &mut machine.rng) {
             self.leave_l2(machine, victim);
         }
-        if found.is_some() { LLC } else { MEMORY }
+        if found.is_some() { IN_LLC } else { IN_MEMORY }
     }
 
     /// A line has left L2: L1 must not keep it, and a victim cache takes it.
     pub fn leave_l2(&mut self, machine: &mut Machine, victim: Victim) {
-        let l1_set = self.l1_set(victim.tag);
-        if let Some(way) = self.l1.find(l1_set, victim.tag) {
-            self.l1.remove(l1_set, way);
-        }
+        self.l1.remove(victim.tag);
         if machine.config.llc.inclusion == Inclusion::Inclusive {
             return;
         }
@@ -216,19 +215,11 @@ impl Vcpu {
 
     /// Removes a line from L1 and L2 without a trace.
     pub fn drop_private(&mut self, geometry: &Geometry, tag: u32) {
-        let l1_set = self.l1_set(tag);
-        if let Some(way) = self.l1.find(l1_set, tag) {
-            self.l1.remove(l1_set, way);
-        }
+        self.l1.remove(tag);
         let set = geometry.l2_set(tag);
         if let Some(way) = self.l2.find(set, tag) {
             self.l2.remove(set, way);
         }
-    }
-
-    #[inline]
-    pub fn l1_set(&self, tag: u32) -> usize {
-        tag as usize & (self.l1.state.len() - 1)
     }
 
     /// Lets `ticks` of running pass, with whatever interrupts them.
@@ -300,9 +291,7 @@ impl Vcpu {
         let next = self.schedule.below(machine.llcs.len() as u32 - 1) as usize;
         self.llc = next + usize::from(next >= self.llc);
         self.history.moved(at_ms, self.llc);
-        for set in 0..self.l1.state.len() {
-            self.l1.clear(set);
-        }
+        self.l1.clear();
         for set in 0..self.l2.state.len() {
             let state = self.l2.replacement_state(set);
             self.l2.reset_foreign(set, state);
