@@ -180,7 +180,7 @@ impl Companions {
         let Some((pair, series)) = self.pairs.get_mut(self.next) else { return };
         match pair.measure() {
             Ok(Some(trip)) => series.push(self.start.elapsed(), trip.min_ns),
-            Ok(None) | Err(_) => series.push_unanswered(),
+            Ok(None) | Err(_) => series.push_unanswered(self.start.elapsed()),
         }
         let age = self.start.elapsed();
         if series.rounds().first().is_some_and(|(first, _)| *first + 2 * MEMORY < age) {

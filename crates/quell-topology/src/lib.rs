@@ -15,6 +15,8 @@ pub mod near_far;
 pub mod pingpong;
 mod read;
 pub mod series;
+pub mod survey;
+mod yardstick;
 
 pub use affinity::Pinned;
 pub use clock::{deadline_in, tsc_ticks_per_ms};
@@ -25,3 +27,5 @@ pub use model::{Cache, CacheKind, Cpu, CpuModel, Hypervisor, Llc, Node, Source, 
 pub use near_far::{NearFar, Placement};
 pub use pingpong::{Pair, RoundTrip, Table};
 pub use series::{PlacementSeries, PlacementSummary, Verdict};
+pub use survey::{PairReport, Plan, Pooled, Survey, hidden_siblings};
+pub use yardstick::memory_latency_ns;

@@ -15,11 +15,14 @@ const MIN_ROUNDS: usize = 8;
 /// Rounds further apart than this many typical distances tell nothing about what happened in between.
 const MAX_GAP: f64 = 5.0;
 
-/// Round trips of one pair of vCPUs over time.
+/// Rounds that a series keeps at most (1 MiB); the oldest quarter goes first.
+const MAX_KEPT: usize = 65_536;
+
+/// Round trips of one pair of vCPUs over time: the last 65,536 rounds, so that watching may go on for days.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlacementSeries {
     rounds: Vec<(Duration, f64)>,
-    unanswered: usize,
+    unanswered: Vec<Duration>,
 }
 
 /// What a series says, given the limit between near and far.
@@ -87,12 +90,18 @@ impl PlacementSeries {
     /// in nanoseconds.
     pub fn push(&mut self, at: Duration, min_rtt_ns: f64) {
         let at = self.rounds.last().map_or(at, |(last, _)| at.max(*last));
+        if self.rounds.len() >= MAX_KEPT {
+            self.rounds.drain(..MAX_KEPT / 4);
+        }
         self.rounds.push((at, min_rtt_ns));
     }
 
     /// Adds a round in which the other vCPU did not answer in time.
-    pub fn push_unanswered(&mut self) {
-        self.unanswered += 1;
+    pub fn push_unanswered(&mut self, at: Duration) {
+        if self.unanswered.len() >= MAX_KEPT {
+            self.unanswered.drain(..MAX_KEPT / 4);
+        }
+        self.unanswered.push(at);
     }
 
     /// The rounds: time since the start, and minimum round trip in nanoseconds.
@@ -106,11 +115,12 @@ impl PlacementSeries {
         self.rounds.iter().map(|(_, ns)| *ns)
     }
 
-    /// The rounds from `start` on, as a series of their own (the unanswered rounds are not dated and left out).
+    /// The rounds from `start` on, as a series of their own.
     #[must_use]
     pub fn since(&self, start: Duration) -> Self {
         let first = self.rounds.partition_point(|(at, _)| *at < start);
-        Self { rounds: self.rounds[first..].to_vec(), unanswered: 0 }
+        let unanswered = self.unanswered.iter().copied().filter(|at| *at >= start).collect();
+        Self { rounds: self.rounds[first..].to_vec(), unanswered }
     }
 
     /// What the series says under this limit.
@@ -126,18 +136,18 @@ impl PlacementSeries {
         let steps = Steps::of(&states);
         let mut summary = PlacementSummary {
             near_pct: near_share(&clear, &steps).map(|share| 100.0 * share),
-            switches_per_s: rate(steps.switches(), steps.seconds()),
+            switches_per_s: rate(steps.switches(), steps.seconds(), steps.count()),
             near_dwell_ms: dwell("one LLC", steps.seconds_near, steps.near_far),
             far_dwell_ms: dwell("different LLCs", steps.seconds_far, steps.far_near),
             rtt_ns: quantile(&self.round_trips_ns().collect::<Vec<_>>(), 0.5),
             rounds: states.len(),
             unclear: states.len() - clear.len(),
-            unanswered: self.unanswered,
+            unanswered: self.unanswered.len(),
             verdict: Verdict::Unknown,
         };
         if clear.len() < MIN_ROUNDS {
-            let reason = if self.rounds.is_empty() && self.unanswered > 0 {
-                format!("the other vCPU answered in none of {} rounds", self.unanswered)
+            let reason = if self.rounds.is_empty() && !self.unanswered.is_empty() {
+                format!("the other vCPU answered in none of {} rounds", self.unanswered.len())
             } else if states.len() < MIN_ROUNDS {
                 format!("only {} rounds, at least {MIN_ROUNDS} are needed", states.len())
             } else {
@@ -204,6 +214,10 @@ impl Steps {
         steps
     }
 
+    fn count(&self) -> usize {
+        self.near_near + self.near_far + self.far_near + self.far_far
+    }
+
     fn switches(&self) -> usize {
         self.near_far + self.far_near
     }
@@ -222,7 +236,7 @@ impl Steps {
         let rho = 1.0 - leave(self.near_far, self.near_near) - leave(self.far_near, self.far_far);
         // Short series make ρ too small by (1+3ρ)/n (Marriott and Pope, "Bias in the estimation of
         // autocorrelations", 1954).
-        let n = (self.near_near + self.near_far + self.far_near + self.far_far).max(1) as f64;
+        let n = self.count().max(1) as f64;
         let rho = (rho + (1.0 + 3.0 * rho) / n).min(1.0 - 1.0 / n);
         ((1.0 + rho) / (1.0 - rho)).max(1.0)
     }
@@ -274,12 +288,12 @@ fn poisson_interval(count: usize) -> [f64; 2] {
     [low, quantile(0.975, 2 * count + 2)]
 }
 
-fn rate(count: usize, seconds: f64) -> Estimate {
+fn rate(count: usize, seconds: f64, steps: usize) -> Estimate {
     if seconds <= 0.0 {
         return Estimate::unknown("no two rounds followed each other closely");
     }
     let [low, high] = poisson_interval(count);
-    Estimate::known(count as f64 / seconds, [low / seconds, high / seconds], count)
+    Estimate::known(count as f64 / seconds, [low / seconds, high / seconds], steps)
 }
 
 fn dwell(place: &str, seconds: f64, ends: usize) -> Estimate {
@@ -379,7 +393,7 @@ mod tests {
         let mut few = series(&[true; 3], 20);
         assert!(few.summary(&limit()).near_pct.reason().unwrap().contains("only 3 rounds"));
         few = PlacementSeries::new();
-        few.push_unanswered();
+        few.push_unanswered(Duration::ZERO);
         assert!(few.summary(&limit()).switches_per_s.reason().unwrap().contains("none of 1"));
         let unclear = series(&[true; 20], 20).summary(&NearFar::fit(&[], None));
         assert_eq!((unclear.verdict, unclear.unclear), (Verdict::Unknown, 20));
@@ -395,6 +409,13 @@ mod tests {
         assert_eq!(summary.switches_per_s.value(), Some(0.0));
         assert_eq!(summary.verdict, Verdict::Floating);
         assert_eq!(paused.since(Duration::from_secs(1)).rounds().len(), 2);
+    }
+
+    #[test]
+    fn a_series_does_not_grow_without_bound() {
+        let long = series(&vec![true; MAX_KEPT + 10], 1);
+        assert_eq!(long.rounds().len(), MAX_KEPT * 3 / 4 + 10);
+        assert_eq!(long.rounds().last().unwrap().0, Duration::from_millis(MAX_KEPT as u64 + 9));
     }
 
     #[test]

@@ -4,4 +4,5 @@ pub(crate) mod bench;
 pub(crate) mod calibrate;
 mod monitor_args;
 pub(crate) mod scan;
+pub(crate) mod topo;
 pub(crate) mod watch;
