@@ -1,9 +1,9 @@
 //! Is it us or a neighbor? Compares windows during which our own VM was idle with those while it was busy.
 //!
 //! The pressure of a window is the Weibull rate λ that its lost share stands for. Rates add up: twice the
-//! insertions evict twice as fast. With `quiet` and `busy` the mean pressures of the two groups and f the
-//! share of busy windows, our own part of a period's evictions is
-//! f·(busy − quiet) / (quiet + f·(busy − quiet)).
+//! insertions evict twice as fast. With `quiet` and `busy` the mean pressures of the two groups, a part
+//! 1 − quiet/busy of what busy windows lose is our own doing, and nothing of what quiet ones lose. So our part
+//! of a period's evictions is that, times the share of its lost lines that busy windows lost.
 
 use std::collections::VecDeque;
 
@@ -102,19 +102,19 @@ impl Attribution {
         if period.iter().map(|w| w.share).sum::<f64>() / (period.len() as f64) < 0.02 {
             return Err("hardly anything was evicted".into());
         }
-        let busy_share =
-            period.iter().filter(|w| w.own_cpus >= BUSY_CPUS).count() as f64 / period.len() as f64;
-        let quiet_share =
-            period.iter().filter(|w| w.own_cpus < QUIET_CPUS).count() as f64 / period.len() as f64;
-        if quiet_share >= 0.9 && busy_share == 0.0 {
+        let busy_windows = || period.iter().filter(|w| w.own_cpus >= BUSY_CPUS);
+        let idle = period.iter().all(|w| w.own_cpus < QUIET_CPUS);
+        if idle {
             return Ok(Verdict { source: Source::Outside, grounds: "our own VM was idle meanwhile".into() });
         }
+        let lost: f64 = period.iter().map(|w| w.share).sum();
+        let busy_share = busy_windows().map(|w| w.share).sum::<f64>() / lost;
         let quiet = self.group(shape, |w| w.own_cpus < QUIET_CPUS);
         let busy = self.group(shape, |w| w.own_cpus >= BUSY_CPUS);
         if quiet.len() < ENOUGH {
             return Err("our own VM was never idle long enough to compare with".into());
         }
-        if busy_share == 0.0 {
+        if busy_windows().next().is_none() {
             return Err("our own VM was neither idle nor clearly busy".into());
         }
         if busy.len() < ENOUGH {
@@ -143,8 +143,7 @@ fn decide(quiet: &[f64], busy: &[f64], busy_share: f64) -> Result<Verdict, Strin
     };
     let part = jackknife(quiet.len() + busy.len(), quiet.len() + busy.len(), |kept| {
         let (quiet_mean, busy_mean) = (mean(quiet, kept, 0)?, mean(busy, kept, quiet.len())?);
-        let own = busy_share * (busy_mean - quiet_mean);
-        Some(own / (quiet_mean + own).max(f64::MIN_POSITIVE))
+        Some(busy_share * (1.0 - quiet_mean / busy_mean))
     });
     let Some([lo, hi]) = part.ci95() else {
         return Err("too few windows to compare".into());

@@ -3,7 +3,7 @@
 use quell_core::Estimate;
 use quell_core::stats::survival::{FitError, Survival, Window};
 
-use crate::jumps::jump_chances;
+use crate::jumps::{jump_chances, may_be_jump};
 use crate::tier::{REFERENCE_WINDOW_MS, Tier, TierLimits};
 
 /// A window that was neither interrupted nor preempted.
@@ -20,6 +20,9 @@ pub struct Observation {
 pub struct Curve {
     /// The fit, or why there is none.
     pub fit: Result<Survival, FitError>,
+    /// The fits if no window that may have been hit by a jump was, and if all were. Which of them were is an
+    /// inference, so every interval reaches to both.
+    extremes: Vec<Survival>,
     /// Windows that took part.
     pub windows: Vec<Window>,
     /// Windows lost because the vCPU moved to another cache while they were open: the sum of the chances.
@@ -35,9 +38,9 @@ const NEAR_HALF_LIFE: f64 = 2.2;
 /// They are only left out if at least this many remain.
 const ENOUGH_NEAR: usize = 8;
 /// Half-width of what is added to every interval for errors that do not show in the spread between windows
-/// (the law is not exactly Weibull's, the spill itself ages the lines): 6 %, found on simulated caches with
+/// (the law is not exactly Weibull's, the spill itself ages the lines): 7 %, found on simulated caches with
 /// steady neighbors.
-const SYSTEMATIC: f64 = 0.06;
+const SYSTEMATIC: f64 = 0.07;
 /// The same for the time that priming and probing take, in ms: lines of one window differ in age by as much.
 const BLUR_MS: f64 = 0.03;
 
@@ -46,39 +49,34 @@ impl Curve {
     #[must_use]
     pub fn fit(observations: &[Observation], lost_at_once: f64, expected_shape: f64) -> Self {
         let chances = jump_chances(observations, expected_shape);
-        let jumps = chances.iter().sum();
-        let mut windows: Vec<Window> = observations
-            .iter()
-            .zip(chances)
-            .map(|(o, jump)| Window { weight: o.window.weight * (1.0 - jump), ..o.window })
-            .collect();
-        let mut fit = Survival::fit(&windows, lost_at_once, expected_shape);
-        if let Ok(law) = fit {
-            let half_life = law.half_life_ms();
-            let near: Vec<Window> = windows
-                .iter()
-                .copied()
-                .filter(|w| (half_life / NEAR_HALF_LIFE..half_life * NEAR_HALF_LIFE).contains(&w.exposure_ms))
-                .collect();
-            if near.len() >= ENOUGH_NEAR {
-                fit = Survival::fit(&near, lost_at_once, expected_shape).or(fit);
-                windows = near;
-            }
-        }
-        Self { fit, windows, jumps, lost_at_once, expected_shape }
+        let weighted = |jump: &dyn Fn(usize) -> f64| -> Vec<Window> {
+            let of = |(i, o): (usize, &Observation)| Window { weight: 1.0 - jump(i), ..o.window };
+            observations.iter().enumerate().map(of).collect()
+        };
+        let fit = |windows| fit_near_half_life(windows, lost_at_once, expected_shape);
+        let (fit_, windows) = fit(weighted(&|i| chances[i]));
+        let extremes: Vec<Survival> = if observations.iter().any(may_be_jump) && fit_.is_ok() {
+            let none = fit(weighted(&|_| 0.0)).0;
+            let all = fit(weighted(&|i| f64::from(u8::from(may_be_jump(&observations[i]))))).0;
+            [none, all].into_iter().flatten().collect()
+        } else {
+            Vec::new()
+        };
+        Self { fit: fit_, extremes, windows, jumps: chances.iter().sum(), lost_at_once, expected_shape }
     }
 
     fn estimate(&self, statistic: impl Fn(&Survival) -> f64) -> Estimate {
-        let estimate = Survival::estimate(&self.windows, self.lost_at_once, self.expected_shape, statistic);
-        match estimate {
-            Estimate::Known { value, ci95: [lo, hi], n } => {
-                let blur = self.fit.map_or(0.0, |law| BLUR_MS / law.half_life_ms());
-                let systematic = SYSTEMATIC.hypot(blur);
-                let widen = |bound: f64| (bound / value).ln().hypot(systematic).exp();
-                Estimate::known(value, [value / widen(lo), value * widen(hi)], n)
-            }
-            unknown @ Estimate::Unknown { .. } => unknown,
+        let estimate = Survival::estimate(&self.windows, self.lost_at_once, self.expected_shape, &statistic);
+        let Estimate::Known { value, ci95: [lo, hi], n } = estimate else { return estimate };
+        let blur = self.fit.map_or(0.0, |law| BLUR_MS / law.half_life_ms());
+        let systematic = SYSTEMATIC.hypot(blur);
+        let widen = |bound: f64| (bound / value).ln().hypot(systematic).exp();
+        let [mut lo, mut hi] = [value / widen(lo), value * widen(hi)];
+        for extreme in self.extremes.iter().map(statistic) {
+            lo = lo.min(extreme);
+            hi = hi.max(extreme);
         }
+        Estimate::known(value, [lo, hi], n)
     }
 
     /// Median survival of a line, in ms.
@@ -130,6 +128,23 @@ impl Curve {
             Err(error) => Err(error.to_string()),
         }
     }
+}
+
+/// Fits, then fits again with the windows near the half-life alone. Returns these as well.
+fn fit_near_half_life(
+    windows: Vec<Window>,
+    lost_at_once: f64,
+    shape: f64,
+) -> (Result<Survival, FitError>, Vec<Window>) {
+    let fit = Survival::fit(&windows, lost_at_once, shape);
+    let Ok(law) = fit else { return (fit, windows) };
+    let half_life = law.half_life_ms();
+    let range = half_life / NEAR_HALF_LIFE..half_life * NEAR_HALF_LIFE;
+    let near: Vec<Window> = windows.iter().copied().filter(|w| range.contains(&w.exposure_ms)).collect();
+    if near.len() < ENOUGH_NEAR {
+        return (fit, windows);
+    }
+    (Survival::fit(&near, lost_at_once, shape).or(fit), near)
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use statrs::distribution::{Continuous, ContinuousCDF, Normal};
 use crate::attribution::pressure;
 use crate::curve::Observation;
 
-/// A jump loses everything: the canary, up to reading errors …
-const LOST: f64 = 0.97;
+/// A jump loses everything: the canary, up to reading errors and lines that had stayed in the L2 …
+const LOST: f64 = 0.95;
 /// … and the sentinels, which were touched last.
 const SENTINELS_LOST: f64 = 0.9;
 /// Fewer other windows than this say too little about bursts.
@@ -34,6 +34,12 @@ struct Seen {
     may_be_jump: bool,
 }
 
+/// Whether nothing seen in the window itself speaks against a jump.
+#[must_use]
+pub(crate) fn may_be_jump(observation: &Observation) -> bool {
+    observation.window.share >= LOST && observation.sentinels_lost >= SENTINELS_LOST
+}
+
 /// For each window the chance, 0 to 1, that a jump hit it. `shape` is the Weibull shape of the host.
 #[must_use]
 pub(crate) fn jump_chances(observations: &[Observation], shape: f64) -> Vec<f64> {
@@ -46,7 +52,7 @@ pub(crate) fn jump_chances(observations: &[Observation], shape: f64) -> Vec<f64>
                 log_pressure: pressure(share, o.window.exposure_ms, shape).ln(),
                 exposure_ms: o.window.exposure_ms,
                 all_lost,
-                may_be_jump: all_lost && o.sentinels_lost >= SENTINELS_LOST,
+                may_be_jump: may_be_jump(o),
             }
         })
         .collect();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use quell_cachesim::truth::{Question, survival};
-use quell_cachesim::{Config, ConfigError, Sim, SimMemory};
+use quell_cachesim::{Config, ConfigError, Evictions, Sim, SimMemory};
 use quell_core::Bytes;
 use serde::Serialize;
 
@@ -122,12 +122,13 @@ pub fn round(cell: &Cell, seed: u64) -> Result<Round, ConfigError> {
     let settings = Settings::default();
     let mut monitor = Monitor::new(settings, calibration.canary(layout), limits, seed);
     let start_ms = memory.now_ms();
-    let mut spans = Vec::new();
+    let mut evicted = Vec::new();
     let periods: Vec<Period> = (0..PERIODS)
         .map(|_| {
-            let from = memory.now_ms();
+            let before = memory.evictions();
             let period = monitor.period(&mut memory, Plan::Adaptive, |_| true);
-            spans.push(from..memory.now_ms());
+            let after = memory.evictions();
+            evicted.push(Evictions { outside: after.outside - before.outside, own: after.own - before.own });
             period
         })
         .collect();
@@ -142,7 +143,7 @@ pub fn round(cell: &Cell, seed: u64) -> Result<Round, ConfigError> {
         estimate_ms: known.map(|(value, [lo, hi])| [lo, value, hi]),
         reason: estimate.reason().map(str::to_owned),
         covered: known.map(|(_, [lo, hi])| (lo..=hi).contains(&truth)),
-        sources: sources(&config, seed, &periods, &spans)?,
+        sources: sources(&periods, &evicted),
         jumps: [summary.discarded.placement, memory.history().moves_in(span)],
         cpu_ms_per_s: summary.cpu_ms_per_s,
     })
@@ -194,38 +195,20 @@ fn truth(
     Ok(all[all.len() / 2])
 }
 
-/// Periods whose label matches the truth, and periods with a label at all.
-fn sources(
-    config: &Config,
-    seed: u64,
-    periods: &[Period],
-    spans: &[std::ops::Range<f64>],
-) -> Result<[u32; 2], ConfigError> {
+/// Periods whose label matches the truth, and periods with a label at all. `evicted` holds, for each period,
+/// what others and our own VM evicted of our lines in it.
+fn sources(periods: &[Period], evicted: &[Evictions]) -> [u32; 2] {
     let mut counts = [0, 0];
-    if config.polluter.is_none() {
-        for period in periods.iter().filter(|period| period.source.source != Source::Unknown) {
-            counts[1] += 1;
-            counts[0] += u32::from(period.source.source == Source::Outside);
-        }
-        return Ok(counts);
-    }
-    for (period, span) in periods.iter().zip(spans) {
-        if period.source.source == Source::Unknown {
-            continue;
-        }
-        let question = Question { llc: 0, start_ms: span.clone(), color: None, lines: 600 };
-        let own = survival(config, seed, &question)?.own_share;
+    for (period, evicted) in periods.iter().zip(evicted) {
+        let own = evicted.own as f64 / (evicted.own + evicted.outside).max(1) as f64;
         let right = match period.source.source {
-            Source::Outside => own < 0.25 + OWN_SLACK,
-            Source::Own => own > 0.75 - OWN_SLACK,
-            Source::Mixed => (0.25 - OWN_SLACK..0.75 + OWN_SLACK).contains(&own),
-            Source::Unknown => false,
+            Source::Unknown => continue,
+            Source::Outside => own < 0.25,
+            Source::Own => own > 0.75,
+            Source::Mixed => (0.25..=0.75).contains(&own),
         };
         counts[1] += 1;
         counts[0] += u32::from(right);
     }
-    Ok(counts)
+    counts
 }
-
-/// Precision of the true own share: 600 lines give two standard errors of 0.04.
-const OWN_SLACK: f64 = 0.04;
