@@ -53,12 +53,11 @@ const DRAIN_MS: f64 = 0.02;
 /// The largest working set must reach this multiple of the advertised size to find its end.
 const ENOUGH: f64 = 1.4;
 
-/// Pages an arena should have to measure an LLC of `advertised` bytes behind an L2 of `l2` bytes; fewer, down
-/// to a quarter, give a smaller answer.
+/// Pages an arena should have to measure an LLC of `advertised` bytes; with less than [`ENOUGH`] of half of
+/// it, there is no answer.
 #[must_use]
-pub fn pages(advertised: Bytes, l2: Bytes) -> u32 {
-    let bytes = 2 * advertised.0 + 2 * l2.0;
-    u32::try_from(bytes / u64::from(PAGE_BYTES)).unwrap_or(u32::MAX / LINES_PER_PAGE)
+pub fn pages(advertised: Bytes) -> u32 {
+    u32::try_from(2 * advertised.0 / u64::from(PAGE_BYTES)).unwrap_or(u32::MAX / LINES_PER_PAGE)
 }
 
 /// Measures how much of an LLC of `advertised` bytes can be held. `keep_on` is asked between steps of some ms.
@@ -70,10 +69,8 @@ pub fn usable(
     seed: u64,
     mut keep_on: impl FnMut() -> bool,
 ) -> Usable {
-    let spill_pages = u32::try_from(2 * l2.0 / u64::from(PAGE_BYTES)).unwrap_or(u32::MAX);
-    let Some(work_pages) = memory.pages().checked_sub(spill_pages).filter(|&pages| pages > 0) else {
-        return Usable::unknown("too little memory was available to fill the cache");
-    };
+    let work_pages = memory.pages();
+    let l2_pages = (l2.0 / u64::from(PAGE_BYTES)) as usize;
     let advertised_pages = advertised.0 as f64 / f64::from(PAGE_BYTES);
     if f64::from(work_pages) < advertised_pages * ENOUGH {
         return Usable::unknown(format!(
@@ -83,7 +80,6 @@ pub fn usable(
         ));
     }
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let spill: Vec<u32> = (work_pages..work_pages + spill_pages).collect();
     let mut held = Vec::new();
     for _ in 0..REPETITIONS {
         let mut most = 0.0_f64;
@@ -94,10 +90,9 @@ pub fn usable(
                 return Usable::unknown("interrupted");
             }
             let count = ((advertised_pages * size) as usize).clamp(1, work_pages as usize);
-            let Some(share) = resident(memory, limits, work_pages, count, &spill, &mut rng) else {
-                continue;
-            };
-            most = most.max(share * count as f64 * f64::from(PAGE_BYTES));
+            if let Some(pages) = resident(memory, limits, count, l2_pages, &mut rng) {
+                most = most.max(pages * f64::from(PAGE_BYTES));
+            }
         }
         held.push(most);
     }
@@ -109,28 +104,30 @@ pub fn usable(
     Usable::Range { lo: lo as u64, hi: hi as u64 }
 }
 
-/// Share of a working set of `count` random pages that is in the LLC after reading it several times.
+/// Pages' worth of memory in the LLC after reading `count` random pages several times. The pages read last are
+/// in the L2 and do not count.
 fn resident(
     memory: &mut impl Memory,
     limits: Discriminator,
-    work_pages: u32,
     count: usize,
-    spill: &[u32],
+    l2_pages: usize,
     rng: &mut Xoshiro256PlusPlus,
 ) -> Option<f64> {
-    let mut pages: Vec<u32> = (0..work_pages).collect();
+    let mut pages: Vec<u32> = (0..memory.pages()).collect();
     let (pages, _) = pages.partial_shuffle(rng, count);
     for _ in 0..PASSES {
         memory.load_pages(pages);
     }
-    memory.load_pages(spill); // what is left in the L2 is not the LLC's
-    let pause = Ticks((DRAIN_MS * memory.ticks_per_ms()) as u64);
-    let drained = memory.now() + pause;
+    let drained = memory.now() + Ticks((DRAIN_MS * memory.ticks_per_ms()) as u64);
     memory.spin_until(drained);
+    let older = &pages[..count.saturating_sub(l2_pages)];
+    if older.is_empty() {
+        return None;
+    }
     let lines: Vec<Line> = (0..SAMPLES)
-        .map(|_| Line::new(pages[rng.random_range(0..pages.len())], rng.random_range(0..LINES_PER_PAGE)))
+        .map(|_| Line::new(older[rng.random_range(0..older.len())], rng.random_range(0..LINES_PER_PAGE)))
         .collect();
     let mut samples: Vec<Sample> = Vec::with_capacity(SAMPLES);
     memory.time(&lines, &mut samples);
-    limits.count(&samples).miss_share().map(|missed| 1.0 - missed)
+    Some((1.0 - limits.count(&samples).miss_share()?) * older.len() as f64)
 }

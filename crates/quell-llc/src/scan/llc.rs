@@ -110,7 +110,7 @@ pub(super) fn usable(
     };
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     let most = available_memory().map_or(MOST, |bytes| Bytes((bytes.0 / SHARE_OF_AVAILABLE).min(MOST.0)));
-    let pages = capacity::pages(target.advertised, target.l2).min((most.0 >> 12) as u32);
+    let pages = capacity::pages(target.advertised).min((most.0 >> 12) as u32);
     match probe_memory(target.probe_cpu(), pages) {
         Ok(mut memory) => {
             capacity::usable(&mut memory, limits, target.advertised, target.l2, settings.seed, keep_on)

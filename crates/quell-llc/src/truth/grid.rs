@@ -27,6 +27,10 @@ pub enum Disturbance {
     Jumps,
     /// A thread of our own VM pollutes for half of every two seconds; bursty neighbors.
     OwnLoad,
+    /// Neighbors that empty the cache within the shortest window: no half-life may be given.
+    Saturated,
+    /// Neighbors that evict next to nothing within the longest window: no half-life may be given.
+    Quiet,
 }
 
 /// One cell of the grid.
@@ -44,6 +48,15 @@ impl Preset {
     /// Both presets.
     pub const ALL: [Self; 2] = [Self::SkylakeSp, Self::Milan];
 
+    /// The name on the command line and in every output.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SkylakeSp => "skylake-sp",
+            Self::Milan => "milan",
+        }
+    }
+
     /// The simulated machine.
     #[must_use]
     pub fn config(self) -> Config {
@@ -56,11 +69,38 @@ impl Preset {
 
 impl Disturbance {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Steady, Self::Bursty, Self::OnOff, Self::Jumps, Self::OwnLoad];
+    pub const ALL: [Self; 7] =
+        [Self::Steady, Self::Bursty, Self::OnOff, Self::Jumps, Self::OwnLoad, Self::Saturated, Self::Quiet];
+
+    /// The name on the command line and in every output.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Steady => "steady",
+            Self::Bursty => "bursty",
+            Self::OnOff => "on-off",
+            Self::Jumps => "jumps",
+            Self::OwnLoad => "own-load",
+            Self::Saturated => "saturated",
+            Self::Quiet => "quiet",
+        }
+    }
+
+    /// The neighbors' insertions per set and ms in the cells of this disturbance.
+    fn rates(self) -> Vec<f64> {
+        let five = |least: f64| (0..5).map(|step| least * 50_f64.powf(f64::from(step) / 4.0)).collect();
+        match self {
+            Self::Saturated => vec![300.0],
+            Self::Quiet => vec![0.02],
+            // Our own polluter comes on top, so that the whole stays in the same range.
+            Self::OwnLoad => five(0.2),
+            Self::Steady | Self::Bursty | Self::OnOff | Self::Jumps => five(0.6),
+        }
+    }
 
     fn burst(self) -> Burst {
         match self {
-            Self::Steady => Burst::Constant,
+            Self::Steady | Self::Saturated | Self::Quiet => Burst::Constant,
             Self::OnOff => Burst::OnOff { on_ms: 30.0, off_ms: 10.0 },
             Self::Bursty | Self::Jumps | Self::OwnLoad => {
                 Burst::LogNormal { log_sd: 0.95, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 }
@@ -99,24 +139,28 @@ impl Cell {
                     reuse: 0.2,
                 });
             }
-            Disturbance::Steady | Disturbance::Bursty | Disturbance::OnOff => {}
+            Disturbance::Steady
+            | Disturbance::Bursty
+            | Disturbance::OnOff
+            | Disturbance::Saturated
+            | Disturbance::Quiet => {}
         }
         config
     }
 }
 
-/// The whole grid: both presets, neighbor rates over a factor of 50, every disturbance.
+/// The whole grid: both presets, every disturbance, neighbor rates over a factor of 50.
 #[must_use]
 pub fn grid() -> Vec<Cell> {
     let mut cells = Vec::new();
     for preset in Preset::ALL {
         for disturbance in Disturbance::ALL {
-            for step in 0..5 {
-                // Our own polluter comes on top, so that the whole stays in the same range.
-                let least = if disturbance == Disturbance::OwnLoad { 0.2 } else { 0.6 };
-                let insertions_per_set_ms = least * 50_f64.powf(f64::from(step) / 4.0);
-                cells.push(Cell { preset, insertions_per_set_ms, disturbance });
-            }
+            let rates = disturbance.rates().into_iter();
+            cells.extend(rates.map(|insertions_per_set_ms| Cell {
+                preset,
+                insertions_per_set_ms,
+                disturbance,
+            }));
         }
     }
     cells

@@ -5,6 +5,7 @@
 //! probe. Everything here is simulated and says nothing of the machine it runs on.
 
 mod grid;
+mod report;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,6 +17,7 @@ use quell_core::Bytes;
 use serde::Serialize;
 
 pub use self::grid::{Cell, Disturbance, Preset, grid};
+pub use self::report::TruthReport;
 use crate::attribution::Source;
 use crate::calibrate::calibrate;
 use crate::layout::Layout;

@@ -1,6 +1,7 @@
 //! `quell bench`: how well do the measurements work?
 
 mod detect;
+mod truth;
 
 use std::process::ExitCode;
 
@@ -17,10 +18,13 @@ pub(crate) struct Args {
 enum Bench {
     /// Does the monitor see a polluter on another vCPU of this machine? (about a minute)
     Detect(detect::Args),
+    /// Are the monitor's intervals right? Simulated machines with known truth (some minutes)
+    Truth(truth::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match &args.bench {
         Bench::Detect(args) => detect::run(args),
+        Bench::Truth(args) => truth::run(args),
     }
 }
