@@ -1,9 +1,9 @@
 //! Is it us or a neighbor? Compares windows during which our own VM was idle with those while it was busy.
 //!
 //! The pressure of a window is the Weibull rate λ that its lost share stands for. Rates add up: twice the
-//! insertions evict twice as fast. With `quiet` and `busy` the mean pressures of the two groups, a part
-//! 1 − quiet/busy of what busy windows lose is our own doing, and nothing of what quiet ones lose. So our part
-//! of a period's evictions is that, times the share of its lost lines that busy windows lost.
+//! insertions evict twice as fast. With `quiet` and `busy` the mean pressures of the two groups and f the
+//! share of a period in which our VM was busy, our part of the period's pressure is
+//! f·(busy − quiet) / (quiet + f·(busy − quiet)).
 
 use std::collections::VecDeque;
 
@@ -107,8 +107,7 @@ impl Attribution {
         if idle {
             return Ok(Verdict { source: Source::Outside, grounds: "our own VM was idle meanwhile".into() });
         }
-        let lost: f64 = period.iter().map(|w| w.share).sum();
-        let busy_share = busy_windows().map(|w| w.share).sum::<f64>() / lost;
+        let busy_share = busy_windows().count() as f64 / period.len() as f64;
         let quiet = self.group(shape, |w| w.own_cpus < QUIET_CPUS);
         let busy = self.group(shape, |w| w.own_cpus >= BUSY_CPUS);
         if quiet.len() < ENOUGH {
@@ -143,7 +142,8 @@ fn decide(quiet: &[f64], busy: &[f64], busy_share: f64) -> Result<Verdict, Strin
     };
     let part = jackknife(quiet.len() + busy.len(), quiet.len() + busy.len(), |kept| {
         let (quiet_mean, busy_mean) = (mean(quiet, kept, 0)?, mean(busy, kept, quiet.len())?);
-        Some(busy_share * (1.0 - quiet_mean / busy_mean))
+        let own = busy_share * (busy_mean - quiet_mean);
+        Some(own / (quiet_mean + own).max(f64::MIN_POSITIVE))
     });
     let Some([lo, hi]) = part.ci95() else {
         return Err("too few windows to compare".into());

@@ -20,6 +20,8 @@ pub struct Observation {
 pub struct Curve {
     /// The fit, or why there is none.
     pub fit: Result<Survival, FitError>,
+    /// The fitted law even where it lies beyond the windows: good enough to choose better windows by.
+    pub guess: Option<Survival>,
     /// The fits if no window that may have been hit by a jump was, and if all were. Which of them were is an
     /// inference, so every interval reaches to both.
     extremes: Vec<Survival>,
@@ -54,7 +56,8 @@ impl Curve {
             observations.iter().enumerate().map(of).collect()
         };
         let fit = |windows| fit_near_half_life(windows, lost_at_once, expected_shape);
-        let (fit_, windows) = fit(weighted(&|i| chances[i]));
+        let (law, windows) = fit(weighted(&|i| chances[i]));
+        let fit_ = law.and_then(|law| within_reach(law, &windows));
         let extremes: Vec<Survival> = if observations.iter().any(may_be_jump) && fit_.is_ok() {
             let none = fit(weighted(&|_| 0.0)).0;
             let all = fit(weighted(&|i| f64::from(u8::from(may_be_jump(&observations[i]))))).0;
@@ -62,10 +65,21 @@ impl Curve {
         } else {
             Vec::new()
         };
-        Self { fit: fit_, extremes, windows, jumps: chances.iter().sum(), lost_at_once, expected_shape }
+        Self {
+            fit: fit_,
+            guess: law.ok(),
+            extremes,
+            windows,
+            jumps: chances.iter().sum(),
+            lost_at_once,
+            expected_shape,
+        }
     }
 
     fn estimate(&self, statistic: impl Fn(&Survival) -> f64) -> Estimate {
+        if let Err(error) = self.fit {
+            return Estimate::unknown(error.to_string());
+        }
         let estimate = Survival::estimate(&self.windows, self.lost_at_once, self.expected_shape, &statistic);
         let Estimate::Known { value, ci95: [lo, hi], n } = estimate else { return estimate };
         let blur = self.fit.map_or(0.0, |law| BLUR_MS / law.half_life_ms());
@@ -145,6 +159,23 @@ fn fit_near_half_life(
         return (fit, windows);
     }
     (Survival::fit(&near, lost_at_once, shape).or(fit), near)
+}
+
+/// A half-life may lie this factor beyond the windows that it was fitted to; further out is a guess.
+const REACH: f64 = 1.2;
+
+/// The law, if its half-life lies within what the windows show.
+fn within_reach(law: Survival, windows: &[Window]) -> Result<Survival, FitError> {
+    let exposures = || windows.iter().map(|w| w.exposure_ms);
+    let shortest = exposures().fold(f64::INFINITY, f64::min);
+    let longest = exposures().fold(0.0, f64::max);
+    if law.half_life_ms() < shortest / REACH {
+        Err(FitError::Saturated(shortest))
+    } else if law.half_life_ms() > longest * REACH {
+        Err(FitError::Quiet(longest))
+    } else {
+        Ok(law)
+    }
 }
 
 #[cfg(test)]

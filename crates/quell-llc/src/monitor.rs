@@ -292,7 +292,7 @@ impl Monitor {
     ) -> Period {
         let lost_at_once = self.lost_at_once();
         let curve = Curve::fit(&harvest.observations, lost_at_once, self.expected_shape());
-        if let Ok(law) = curve.fit {
+        if let Some(law) = curve.guess {
             self.planner.fitted(law.half_life_ms());
             self.shape.update(law.shape);
         }
@@ -356,7 +356,7 @@ fn refusal(false_hits: Option<f64>, lost_at_once: f64) -> Option<String> {
             Some(format!("{:.1} % of flushed lines read as hits, so misses are being hidden", share * 100.0))
         }
         Some(_) if lost_at_once > MAX_LOST_AT_ONCE => Some(format!(
-            "{:.0} % of the lines are gone without any wait, so the canary cannot be held",
+            "saturated, or a cache that does not keep what was primed: {:.0} % of the lines are gone without any wait",
             lost_at_once * 100.0
         )),
         Some(_) => None,

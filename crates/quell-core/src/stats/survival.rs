@@ -44,9 +44,9 @@ pub struct Survival {
 pub enum FitError {
     /// No usable window.
     NoWindows,
-    /// Nearly all lines were gone even in the shortest window (its length in ms): the half-life lies below.
+    /// Most lines were gone even in the shortest window (its length in ms): the half-life lies below.
     Saturated(f64),
-    /// Hardly any line was gone even in the longest window (its length in ms): the half-life lies above.
+    /// Few lines were gone even in the longest window (its length in ms): the half-life lies above.
     Quiet(f64),
 }
 
@@ -132,10 +132,10 @@ impl std::fmt::Display for FitError {
         match self {
             Self::NoWindows => f.write_str("no usable window"),
             Self::Saturated(ms) => {
-                write!(f, "saturated: nearly all lines were evicted within {ms:.2} ms, the shortest window")
+                write!(f, "saturated: most lines were evicted within {ms:.2} ms, the shortest window")
             }
             Self::Quiet(ms) => {
-                write!(f, "quiet: hardly any line was evicted within {ms:.1} ms, the longest window")
+                write!(f, "quiet: few lines were evicted within {ms:.1} ms, the longest window")
             }
         }
     }

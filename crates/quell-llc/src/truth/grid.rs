@@ -25,8 +25,12 @@ pub enum Disturbance {
     OnOff,
     /// The host moves the vCPU to another LLC every 110 ms of sleep on average; bursty neighbors.
     Jumps,
-    /// A thread of our own VM pollutes for half of every two seconds; bursty neighbors.
+    /// Every other two seconds a thread of our own VM evicts nine times as much as the (bursty) neighbors.
     OwnLoad,
+    /// The same, but as much as the neighbors.
+    EqualLoad,
+    /// The same, but a tenth of the neighbors.
+    SlightLoad,
     /// Neighbors that empty the cache within the shortest window: no half-life may be given.
     Saturated,
     /// Neighbors that evict next to nothing within the longest window: no half-life may be given.
@@ -69,8 +73,17 @@ impl Preset {
 
 impl Disturbance {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Steady, Self::Bursty, Self::OnOff, Self::Jumps, Self::OwnLoad, Self::Saturated, Self::Quiet];
+    pub const ALL: [Self; 9] = [
+        Self::Steady,
+        Self::Bursty,
+        Self::OnOff,
+        Self::Jumps,
+        Self::OwnLoad,
+        Self::EqualLoad,
+        Self::SlightLoad,
+        Self::Saturated,
+        Self::Quiet,
+    ];
 
     /// The name on the command line and in every output.
     #[must_use]
@@ -81,6 +94,8 @@ impl Disturbance {
             Self::OnOff => "on-off",
             Self::Jumps => "jumps",
             Self::OwnLoad => "own-load",
+            Self::EqualLoad => "equal-load",
+            Self::SlightLoad => "slight-load",
             Self::Saturated => "saturated",
             Self::Quiet => "quiet",
         }
@@ -90,11 +105,11 @@ impl Disturbance {
     fn rates(self) -> Vec<f64> {
         let five = |least: f64| (0..5).map(|step| least * 50_f64.powf(f64::from(step) / 4.0)).collect();
         match self {
-            Self::Saturated => vec![300.0],
+            Self::Saturated => vec![100.0],
             Self::Quiet => vec![0.02],
-            // Our own polluter comes on top, so that the whole stays in the same range.
-            Self::OwnLoad => five(0.2),
-            Self::Steady | Self::Bursty | Self::OnOff | Self::Jumps => five(0.6),
+            Self::OwnLoad => vec![0.3, 1.0, 3.0],
+            Self::EqualLoad | Self::SlightLoad => vec![1.0, 4.0, 12.0],
+            Self::Steady | Self::Bursty | Self::OnOff | Self::Jumps => five(0.75),
         }
     }
 
@@ -102,7 +117,7 @@ impl Disturbance {
         match self {
             Self::Steady | Self::Saturated | Self::Quiet => Burst::Constant,
             Self::OnOff => Burst::OnOff { on_ms: 30.0, off_ms: 10.0 },
-            Self::Bursty | Self::Jumps | Self::OwnLoad => {
+            Self::Bursty | Self::Jumps | Self::OwnLoad | Self::EqualLoad | Self::SlightLoad => {
                 Burst::LogNormal { log_sd: 0.95, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 }
             }
         }
@@ -111,6 +126,14 @@ impl Disturbance {
 
 /// Mean stay in one LLC, in ms of sleep.
 const DWELL_MS: f64 = 110.0;
+
+/// When a round's first period starts, in ms of simulated time. Our own load begins then, so that it changes
+/// between periods, where the truth of a period is clear.
+pub(super) const START_MS: f64 = 1000.0;
+
+fn polluter(per_ms: f64) -> Polluter {
+    Polluter { per_ms, period_ms: 4000.0, duty: 0.5, start_ms: START_MS, llc: 0, color: None, reuse: 0.2 }
+}
 
 impl Cell {
     /// The simulated machine of this cell.
@@ -128,17 +151,9 @@ impl Cell {
                 config.neighbors.push(neighbor);
                 config.placement = Some(Placement { dwell_ms: DWELL_MS, calmer_running: 8.0 });
             }
-            Disturbance::OwnLoad => {
-                config.polluter = Some(Polluter {
-                    per_ms: per_ms * 4.0,
-                    period_ms: 2000.0,
-                    duty: 0.5,
-                    start_ms: 300.0,
-                    llc: 0,
-                    color: None,
-                    reuse: 0.2,
-                });
-            }
+            Disturbance::OwnLoad => config.polluter = Some(polluter(per_ms * 9.0)),
+            Disturbance::EqualLoad => config.polluter = Some(polluter(per_ms)),
+            Disturbance::SlightLoad => config.polluter = Some(polluter(per_ms * 0.1)),
             Disturbance::Steady
             | Disturbance::Bursty
             | Disturbance::OnOff

@@ -13,7 +13,7 @@ use std::thread;
 
 use quell_cachesim::truth::{Question, survival};
 use quell_cachesim::{Config, ConfigError, Evictions, Sim, SimMemory};
-use quell_core::Bytes;
+use quell_core::{Bytes, Memory, Ticks};
 use serde::Serialize;
 
 pub use self::grid::{Cell, Disturbance, Preset, grid};
@@ -123,6 +123,7 @@ pub fn round(cell: &Cell, seed: u64) -> Result<Round, ConfigError> {
     };
     let settings = Settings::default();
     let mut monitor = Monitor::new(settings, calibration.canary(layout), limits, seed);
+    memory.sleep_until(Ticks((grid::START_MS * memory.ticks_per_ms()) as u64));
     let start_ms = memory.now_ms();
     let mut evicted = Vec::new();
     let periods: Vec<Period> = (0..PERIODS)

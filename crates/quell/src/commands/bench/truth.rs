@@ -14,7 +14,7 @@ use crate::terminal;
 /// its confidence intervals hold the truth. Says nothing of the machine it runs on.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Simulated scans per cell of the grid (the whole grid has 54 cells)
+    /// Simulated scans per cell of the grid (the whole grid has 62 cells)
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
