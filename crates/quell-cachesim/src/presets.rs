@@ -60,7 +60,7 @@ impl Config {
             },
             // Assumed, so that an idle host evicts about 20 % in 7 ms (EvCache: 14-28 %).
             neighbors: vec![Traffic {
-                per_ms: 90_000.0,
+                per_ms: 93_000.0,
                 burst: Burst::LogNormal { log_sd: 0.3, slow_share: 0.36, fast_ms: 7.0, slow_ms: 123.0 },
                 reuse: 0.2,
                 by_color: Vec::new(),

@@ -307,3 +307,104 @@ fn pick(spread: u64, rng: &mut Rng) -> u32 {
     }
     left.trailing_zeros() / 4
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rng() -> Rng {
+        Rng::new(1, 1)
+    }
+
+    /// Fills or hits `lines` in one set and returns what is evicted, in order.
+    fn run(policy: Replacement, ways: u32, lines: &[u32]) -> Vec<u32> {
+        let (mut sets, mut rng) = (Sets::new(1, ways, policy), rng());
+        let all = sets.all;
+        let step = |&line: &u32| {
+            if let Some(way) = sets.find(0, line) {
+                sets.touch(0, way);
+                return None;
+            }
+            sets.fill(0, all, line, false, false, &mut rng).map(|victim| victim.tag)
+        };
+        lines.iter().filter_map(step).collect()
+    }
+
+    #[test]
+    fn lru_evicts_in_order_of_last_use() {
+        assert_eq!(run(Replacement::Lru, 3, &[1, 2, 3, 1, 4, 3, 5, 6]), [2, 1, 4]);
+        let sixteen: Vec<u32> = (0..20).chain([4, 20]).collect();
+        assert_eq!(run(Replacement::Lru, 16, &sixteen), [0, 1, 2, 3, 5]);
+    }
+
+    /// Ways 0 to 3 hold 1 to 4. After the fills the root points to the left half and its node to way 0; a hit
+    /// on way 0 turns both, so way 2 goes next, then way 1, then way 3.
+    #[test]
+    fn tree_plru_follows_its_bits() {
+        assert_eq!(run(Replacement::TreePlru, 4, &[1, 2, 3, 4, 1, 5, 6, 7]), [3, 2, 4]);
+        // Three ways: the missing fourth is never chosen.
+        let victims = run(Replacement::TreePlru, 3, &[1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(victims.len(), 4);
+    }
+
+    /// Values after the three fills: 2 2 2. The hit makes the first 0. Line 4 finds no 3, all grow (1 3 3),
+    /// and way 1 goes; line 5 takes way 2, the remaining 3. Now 1 2 2: line 6 makes them 2 3 3 and takes way 1.
+    #[test]
+    fn srrip_evicts_the_first_distant_line() {
+        assert_eq!(run(Replacement::Srrip, 3, &[1, 2, 3, 1, 4, 5, 6]), [2, 3, 4]);
+    }
+
+    #[test]
+    fn a_line_that_was_used_again_outlives_those_that_were_not() {
+        for policy in [Replacement::Srrip, Replacement::LruInsertion { depth: 2 }] {
+            let (mut sets, mut rng) = (Sets::new(1, 8, policy), rng());
+            let all = sets.all;
+            sets.fill(0, all, 0, true, false, &mut rng);
+            let mut lived = 0;
+            while sets.find(0, 0).is_some() && lived < 100 {
+                lived += 1;
+                sets.fill(0, all, lived, false, false, &mut rng);
+            }
+            assert!(lived > 14, "{policy:?}: evicted after {lived} fills of 8 ways");
+        }
+    }
+
+    /// With depth 1 an unprotected line always takes the last place, so it is the next to go and the
+    /// protected ones stay in order of use.
+    #[test]
+    fn lru_insertion_of_depth_one_evicts_the_newcomer() {
+        let (mut sets, mut rng) = (Sets::new(1, 4, Replacement::LruInsertion { depth: 1 }), rng());
+        let all = sets.all;
+        let mut fill =
+            |tag, protect| sets.fill(0, all, tag, protect, false, &mut rng).map(|victim| victim.tag);
+        let evicted =
+            [(1, true), (2, true), (3, true), (4, false), (5, false), (6, false), (7, true), (8, true)]
+                .map(|(tag, protect)| fill(tag, protect));
+        assert_eq!(evicted, [None, None, None, None, Some(4), Some(5), Some(6), Some(1)]);
+    }
+
+    #[test]
+    fn random_replacement_takes_every_allowed_way_and_no_other() {
+        let (mut sets, mut rng) = (Sets::new(1, 8, Replacement::Random), rng());
+        let all = sets.all;
+        (0..8).for_each(|tag| assert_eq!(sets.fill(0, all, tag, false, false, &mut rng), None));
+        let allowed = Ways::new(0b1010_0100);
+        let mut hits = [0u32; 8];
+        for tag in 8..3008 {
+            sets.fill(0, allowed, tag, false, false, &mut rng);
+            hits[sets.find(0, tag).unwrap() as usize] += 1;
+        }
+        assert!([2, 5, 7].iter().all(|&way| hits[way] > 850), "{hits:?}");
+        assert_eq!(hits.iter().sum::<u32>(), hits[2] + hits[5] + hits[7]);
+    }
+
+    #[test]
+    fn a_victim_keeps_its_reuse_mark_and_removal_frees_the_way() {
+        let (mut sets, mut rng) = (Sets::new(1, 1, Replacement::Lru), rng());
+        let all = sets.all;
+        sets.fill(0, all, 5, false, true, &mut rng);
+        assert_eq!(sets.fill(0, all, 6, false, false, &mut rng), Some(Victim { tag: 5, reused: true }));
+        sets.remove(0, 0);
+        assert_eq!(sets.fill(0, all, 7, false, false, &mut rng), None);
+    }
+}

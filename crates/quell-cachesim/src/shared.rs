@@ -215,3 +215,124 @@ fn weights(outside: &Traffic, polluter: Option<Polluter>, colors: u32) -> Vec<[f
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Burst;
+
+    const PER_MS: f64 = 1000.0;
+
+    fn one_set(replacement: Replacement, reuse: f64) -> Config {
+        let mut config = Config::milan();
+        config.llc.slice = Level { sets: 1, ways: 8, replacement };
+        config.llc.slices = 1;
+        config.llc.our_ways = 0xff;
+        config.llc.their_ways = 0xff;
+        config.neighbors = vec![Traffic { per_ms: PER_MS, burst: Burst::Constant, reuse, by_color: vec![] }];
+        config
+    }
+
+    fn line_is_there(cache: &SharedCache) -> bool {
+        cache.sets.find(0, 1).is_some()
+    }
+
+    /// The share of lines that survive `expected` insertions on average, when the set is settled in `visits`
+    /// equal steps, or event by event if `visits` is zero.
+    fn surviving(config: &Config, expected: f64, visits: u32) -> f64 {
+        let (trials, mut left) = (20_000, 0);
+        let mut cache = SharedCache::new(config, 1, 0);
+        let mut rng = Rng::new(7, u64::from(visits));
+        let ms = config.timing.ticks_per_ms;
+        // Time is counted in insertions.
+        cache.pressure = [1.0; PRESSURES];
+        let mut now = 0.0;
+        for _ in 0..trials {
+            cache.renew(&mut rng);
+            cache.sets.fill(0, Ways::first(8), 1, true, false, &mut rng);
+            if visits == 0 {
+                let mut time = rng.exponential();
+                while time < expected {
+                    cache.insert(0, 0.0, &mut rng);
+                    time += rng.exponential();
+                }
+            } else {
+                cache.sets.state[0].seen = cache.path.at(now);
+                for _ in 0..visits {
+                    now += expected / PER_MS * ms / f64::from(visits);
+                    cache.path.advance(now);
+                    cache.settle(0, now, &mut rng);
+                }
+            }
+            left += i32::from(line_is_there(&cache));
+        }
+        f64::from(left) / f64::from(trials)
+    }
+
+    /// The law of eviction does not depend on when a set is looked at, and equals the naive simulation's.
+    #[test]
+    fn lazy_traffic_equals_traffic_event_by_event() {
+        let policies = [
+            (Replacement::Lru, 0.0),
+            (Replacement::LruInsertion { depth: 3 }, 0.5),
+            (Replacement::TreePlru, 0.0),
+            (Replacement::Srrip, 0.3),
+            (Replacement::Random, 0.0),
+        ];
+        for (policy, reuse) in policies {
+            let config = one_set(policy, reuse);
+            for expected in [2.0, 6.0, 12.0, 30.0] {
+                let naive = surviving(&config, expected, 0);
+                for visits in [1, 7] {
+                    let lazy = surviving(&config, expected, visits);
+                    // Five standard errors of a difference of two shares.
+                    let error = 5.0 * (2.0 * 0.25f64 / 20_000.0).sqrt();
+                    assert!((lazy - naive).abs() < error, "{policy:?} {expected}: {lazy}, naive {naive}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_of_ours_outlives_a_long_time() {
+        for policy in [Replacement::Lru, Replacement::LruInsertion { depth: 3 }, Replacement::Random] {
+            assert_eq!(surviving(&one_set(policy, 0.4), 1e4, 1), 0.0, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn evictions_are_attributed_in_proportion_to_the_traffic() {
+        let mut config = one_set(Replacement::Lru, 0.0);
+        let always = Polluter {
+            per_ms: 3.0 * PER_MS,
+            period_ms: 1.0,
+            duty: 1.0,
+            start_ms: 0.0,
+            llc: 0,
+            color: None,
+            reuse: 0.0,
+        };
+        config.polluter = Some(always);
+        let mut cache = SharedCache::new(&config, 1, 0);
+        let mut rng = Rng::new(7, 7);
+        for i in 1..=8000 {
+            let now = f64::from(i) * 4.0 / PER_MS * config.timing.ticks_per_ms;
+            cache.sets.fill(0, Ways::first(8), 1, true, false, &mut rng);
+            cache.path.advance(now);
+            cache.settle(0, now, &mut rng);
+        }
+        let Evictions { outside, own } = cache.evictions;
+        let share = own as f64 / (own + outside) as f64;
+        assert!((share - 0.75).abs() < 0.03, "{share} of {}", own + outside);
+    }
+
+    #[test]
+    fn pressures_have_mean_one_and_the_asked_spread() {
+        let values = pressures(0.3);
+        let mean = values.iter().sum::<f64>() / PRESSURES as f64;
+        let logs: Vec<f64> = values.iter().map(|v| v.ln()).collect();
+        let center = logs.iter().sum::<f64>() / PRESSURES as f64;
+        let sd = (logs.iter().map(|v| (v - center).powi(2)).sum::<f64>() / PRESSURES as f64).sqrt();
+        assert!((mean - 1.0).abs() < 1e-12 && (sd - 0.3).abs() < 0.01, "{mean} {sd}");
+    }
+}

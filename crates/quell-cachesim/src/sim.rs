@@ -195,6 +195,13 @@ impl SimMemory<'_> {
         ((self.sim.vcpu.now / step).floor() * step) as u64
     }
 
+    /// The first moment at which the timer shows at least `deadline`.
+    fn shows(&self, deadline: Ticks) -> f64 {
+        let step = self.sim.machine.config.timing.step;
+        // A little later, so that rounding cannot put it before the step.
+        ((deadline.0 as f64 / step).ceil() + 0.01) * step
+    }
+
     /// Loads a line and returns what it costs: latency of its level (`dependent`), or its share of the
     /// bandwidth, with the translation.
     #[inline]
@@ -314,15 +321,17 @@ impl Memory for SimMemory<'_> {
     }
 
     fn sleep_until(&mut self, deadline: Ticks) {
+        let deadline = self.shows(deadline);
         let Sim { machine, vcpu, .. } = &mut *self.sim;
-        vcpu.sleep_until(machine, deadline.0 as f64);
+        vcpu.sleep_until(machine, deadline);
     }
 
     fn spin_until(&mut self, deadline: Ticks) -> Ticks {
+        let deadline = self.shows(deadline);
         let Sim { machine, vcpu, .. } = &mut *self.sim;
         // Two readings of an undisturbed loop differ by one step at most.
         vcpu.longest_pause = machine.config.timing.step;
-        vcpu.run_until(machine, deadline.0 as f64);
+        vcpu.run_until(machine, deadline);
         Ticks(vcpu.longest_pause as u64)
     }
 
