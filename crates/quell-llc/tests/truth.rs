@@ -22,10 +22,10 @@ fn cells() -> Vec<Cell> {
 /// Seeds are fixed, so this cannot fail by chance; the whole grid with many seeds is `quell bench truth`.
 #[test]
 fn intervals_hold_the_truth_and_sources_are_right() {
-    let report = TruthReport::new(run(&cells(), 3, &AtomicBool::new(false), &|_| {}).unwrap());
+    let report = TruthReport::new(run(&cells(), 2, &AtomicBool::new(false), &|_| {}).unwrap());
     let known = report.known as f64;
     let covered = report.coverage.unwrap() * known;
-    assert!(known >= 28.0, "only {known} of {} scans gave a half-life", report.rounds);
+    assert!(known >= 20.0, "only {known} of {} scans gave a half-life", report.rounds);
     assert!(covered >= 0.9 * known, "{covered} of {known} intervals hold the truth");
     assert!(report.sources_right.unwrap() >= 0.95, "sources right: {:?}", report.sources_right);
 }
