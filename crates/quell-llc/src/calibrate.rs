@@ -16,9 +16,10 @@ const MAX_FALSE_MISSES: f64 = 0.02;
 /// A load that takes this many times the typical miss was interrupted.
 const INTERRUPTED_MISSES: f64 = 5.0;
 /// A spill is good once the canary's chained latency has come this far from L2 to the full spill's latency.
-const SPILLED: f64 = 0.96;
+const SPILLED: f64 = 0.95;
 /// Short of that, the largest congruent spill will do from here on: the full spill touches eight times as much.
-const NEARLY_SPILLED: f64 = 0.9;
+/// If congruent lines did not share L2 sets, a congruent spill would reach an eighth.
+const CONGRUENT: f64 = 0.6;
 
 /// What separates a hit from a miss, in ticks of a single timed load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ pub struct LatencyClass {
     pub name: &'static str,
     /// Single timed loads, timing overhead included, in ticks; interrupted and migrated ones left out.
     pub single_ticks: Vec<f64>,
-    /// Dependent loads: median ticks per load, no timing overhead.
+    /// Dependent loads: lower quartile of the ticks per load, no timing overhead.
     pub chain_ticks: f64,
 }
 
@@ -165,16 +166,17 @@ fn collect<M: Memory>(memory: &mut M, prepare: impl Fn(&mut M), lines: &[Line]) 
     samples
 }
 
-/// Median ticks per dependent load over `lines`, each round prepared anew.
+/// Ticks per dependent load over `lines`, each round prepared anew: the lower quartile of the rounds, since
+/// interruptions and evictions only ever add.
 fn chain<M: Memory>(memory: &mut M, prepare: impl Fn(&mut M), lines: &[Line]) -> f64 {
     memory.load(lines);
-    let rounds: Vec<f64> = (0..9)
+    let rounds: Vec<f64> = (0..12)
         .map(|_| {
             prepare(memory);
             memory.chase(lines).0 as f64 / lines.len() as f64
         })
         .collect();
-    quantile(&rounds, 0.5).unwrap_or(f64::NAN)
+    quantile(&rounds, 0.25).unwrap_or(f64::NAN)
 }
 
 /// The smallest spill after which a chain over the canary runs at the latency that a spill of the whole L2
@@ -194,7 +196,7 @@ fn find_spill(memory: &mut impl Memory, l2: Bytes, layout: &Layout, near: f64) -
     shares
         .iter()
         .find(enough(SPILLED))
-        .or_else(|| shares.iter().rev().find(enough(NEARLY_SPILLED)))
+        .or_else(|| shares.iter().rev().find(enough(CONGRUENT)))
         .copied()
         .unwrap_or((reference, 1.0))
 }

@@ -33,6 +33,8 @@ impl Default for Settings {
 
 /// CPU time that the monitor aims to use, in ms per second.
 const CPU_MS_PER_S: f64 = 3.5;
+/// What a window is taken to cost before any was measured, in ms of CPU time.
+const FIRST_COST_MS: f64 = 0.45;
 /// Windows per period, whatever they cost.
 const WINDOWS: std::ops::RangeInclusive<usize> = 4..=16;
 /// Zero-wait controls per period.
@@ -178,7 +180,7 @@ impl Monitor {
             rate: Ewma::new(EWMA_OLD),
             shape: Ewma::new(EWMA_OLD),
             lost_at_once: Vec::new(),
-            window_cpu_ms: Ewma::new(EWMA_OLD),
+            window_cpu_ms: Ewma::starting_at(EWMA_OLD, FIRST_COST_MS),
             index: 0,
         }
     }

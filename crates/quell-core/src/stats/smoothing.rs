@@ -14,6 +14,12 @@ impl Ewma {
         Self { old_weight, value: None }
     }
 
+    /// The same, with a first value.
+    #[must_use]
+    pub const fn starting_at(old_weight: f64, value: f64) -> Self {
+        Self { old_weight, value: Some(value) }
+    }
+
     /// Takes in a new value and returns the average; the first value is taken as it is.
     pub fn update(&mut self, new: f64) -> f64 {
         let value = self.value.map_or(new, |old| self.old_weight * old + (1.0 - self.old_weight) * new);

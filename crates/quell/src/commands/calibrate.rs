@@ -130,8 +130,8 @@ fn human(calibration: &Calibration, advice: &Advice, histogram: &Histogram) -> S
         text += "Single loads do not tell the L2 from the LLC here; the chained figures do.\n";
     }
     let kind = match calibration.spill {
-        Spill::Congruent { .. } => "lines of the same page offsets",
-        Spill::Full { .. } => "whole pages",
+        Spill::Congruent { .. } => "lines at the canary's page offsets",
+        Spill::Full { .. } => "lines of whole pages",
     };
     let _ = writeln!(
         text,
