@@ -19,7 +19,8 @@ pub enum Preset {
 pub enum Disturbance {
     /// Neighbors of constant intensity.
     Steady,
-    /// Neighbors whose log intensity has a standard deviation of 0.95, as measured.
+    /// Neighbors whose log intensity has a standard deviation of 0.95 and correlation times of 7 and 123 ms:
+    /// burstier than the measured host, whose log *hazard* varies that much.
     Bursty,
     /// Neighbors that are active for 30 ms and silent for 10 ms on average.
     OnOff,

@@ -1,5 +1,6 @@
 //! `quell bench detect`.
 
+use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
@@ -9,6 +10,7 @@ use quell_core::{Bytes, CpuId};
 use quell_llc::detect::{DUTIES, Detection, DetectionReport, Experiment, Round, Score, detect};
 use quell_llc::session::Session;
 use quell_report::{Column, Table};
+use quell_topology::Placement;
 
 use crate::commands::monitor_args::{cpu_list, random_seed, read_topology};
 use crate::terminal;
@@ -37,6 +39,10 @@ pub(crate) struct Args {
     /// Print the result with all samples as JSON (schema quell.detect/1)
     #[arg(long)]
     json: bool,
+
+    /// Print the samples as CSV
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -62,6 +68,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let report = DetectionReport::new(&topology, [probe_cpu, polluter_cpu], working_set, &detection);
     if args.json {
         terminal::print_json(&report)?;
+    } else if args.csv {
+        terminal::print(&csv(&detection.rounds))?;
     } else {
         terminal::print(&human(&report, &detection))?;
     }
@@ -105,6 +113,30 @@ fn human(report: &DetectionReport, detection: &Detection) -> String {
     text += &score_table(report).render(terminal::look());
     text.push('\n');
     text += &duty_table(&detection.rounds).render(terminal::look());
+    text
+}
+
+fn csv(rounds: &[Round]) -> String {
+    let number =
+        |value: Option<f64>, digits: usize| value.map_or_else(String::new, |v| format!("{v:.digits$}"));
+    let mut text = String::from("at_ms,duty_pct,hazard_per_ms,placement,windows,rtt_ns,polluter_gb_per_s\n");
+    for round in rounds {
+        let placement = match round.placement {
+            Placement::Near => "near",
+            Placement::Far => "far",
+            Placement::Unknown => "unknown",
+        };
+        let _ = writeln!(
+            text,
+            "{:.0},{},{},{placement},{},{},{:.1}",
+            round.at_ms,
+            round.duty_pct,
+            number(round.hazard_per_ms, 4),
+            round.windows,
+            number(round.rtt_ns, 0),
+            round.polluter_gb_per_s
+        );
+    }
     text
 }
 
