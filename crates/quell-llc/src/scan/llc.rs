@@ -1,12 +1,13 @@
 //! The outcome of scanning one LLC.
 
-use std::fs;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use quell_core::{Bytes, CpuId};
 use quell_topology::{Pinned, tsc_ticks_per_ms};
 
 use super::ScanSettings;
+use super::available::available_memory;
 use crate::calibrate::Calibration;
 use crate::capacity::{self, Usable};
 use crate::hw::HwMemory;
@@ -85,8 +86,8 @@ impl LlcScan {
     }
 }
 
-/// Least and largest share of the memory that the capacity measurement may take.
-const SHARE_OF_AVAILABLE: u64 = 4;
+/// The capacity measurement takes at most this part of the available memory.
+const PART_OF_AVAILABLE: u64 = 4;
 /// It never takes more than this, so that a scan stays below 600 MiB in all.
 const MOST: Bytes = Bytes::mib(512);
 
@@ -109,7 +110,8 @@ pub(super) fn usable(
         Err(reason) => return Usable::unknown(reason.clone()),
     };
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-    let most = available_memory().map_or(MOST, |bytes| Bytes((bytes.0 / SHARE_OF_AVAILABLE).min(MOST.0)));
+    let most = available_memory(Path::new("/"))
+        .map_or(MOST, |bytes| Bytes((bytes.0 / PART_OF_AVAILABLE).min(MOST.0)));
     let pages = capacity::pages(target.advertised).min((most.0 >> 12) as u32);
     match probe_memory(target.probe_cpu(), pages) {
         Ok(mut memory) => {
@@ -122,11 +124,4 @@ pub(super) fn usable(
 fn probe_memory(cpu: CpuId, pages: u32) -> Result<HwMemory, Box<dyn std::error::Error>> {
     let _pin = Pinned::to(cpu)?;
     Ok(HwMemory::new(pages, tsc_ticks_per_ms()?)?)
-}
-
-/// `MemAvailable` of `/proc/meminfo`; `None` where there is none.
-fn available_memory() -> Option<Bytes> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    Some(Bytes::kib(line.split_ascii_whitespace().nth(1)?.parse().ok()?))
 }

@@ -1,5 +1,6 @@
 //! The one-shot measurement behind `quell scan`: every LLC of the machine, some ten seconds.
 
+mod available;
 pub mod calibration;
 mod llc;
 pub mod report;
