@@ -36,6 +36,7 @@
 
 #define PAGE		4096UL
 #define MAX_PAGES	16
+#define DEADLINE	600	/* seconds a trigger may take, on whatever is slow */
 #define DRAIN_SYSCTL	"/proc/sys/vm/migrate_drain"
 
 static int from_node = -1, to_node = -1, mover_cpu = -1, other_cpu = -1;
@@ -70,12 +71,18 @@ struct batch {
 	int fd;
 	int n;
 	uint64_t seed;
+	/*
+	 * Whatever else goes on holds references of its own for a moment, for
+	 * which a page may stay behind in every mode: it is moved once more.
+	 */
+	bool racing;
 	int status[MAX_PAGES];
 };
 
 struct result {
 	long pages;		/* that should have been moved */
 	long moved;
+	long late;		/* of these: only by the second call */
 	long failed;		/* still there, but on the wrong node */
 	long corrupt;
 	const char *skipped;
@@ -206,6 +213,11 @@ static void judge(struct batch *b, struct result *r, int first, int step)
 	query(b);
 	for (i = first; i < b->n; i += step) {
 		r->pages++;
+		if (b->racing && b->status[i] != to_node) {
+			move_pages(0, b->p + i * PAGE, 1, &to_node, &b->status[i]);
+			if (b->status[i] == to_node)
+				r->late++;
+		}
 		if (b->status[i] == to_node)
 			r->moved++;
 		else
@@ -557,13 +569,30 @@ static void writer(struct batch *b, struct result *r)
 	judge(b, r, 0, 1);
 }
 
-static void fill_and_move(struct batch *b)
+/*
+ * What the other CPU does empties its batches sooner or later: give the mover a
+ * head start, of a different length each time.
+ */
+static void head_start(const struct batch *b)
 {
-	fill(b);
-	rendezvous();
-	move(b);
+	int i;
+
+	for (i = 0; i < (int)(b->seed % 16) * 1000; i++)
+		atomic_load(&meet);
 }
 
+static void fill_and_move(struct batch *b)
+{
+	int i, status;
+
+	fill(b);
+	rendezvous();
+	head_start(b);
+	for (i = 0; i < b->n; i += 2)
+		move_pages(0, b->p + i * PAGE, 1, &to_node, &status);
+}
+
+/* Both move the even pages, only the main thread the odd ones. */
 static void second_mover(struct batch *b, struct result *r)
 {
 	map_anon(b);
@@ -580,9 +609,7 @@ static void fill_and_unmap(struct batch *b)
 
 	fill(b);
 	rendezvous();
-	/* munmap() empties this CPU's batches: let the mover begin sometimes */
-	for (i = 0; i < (int)(b->seed % 16) * 1000; i++)
-		atomic_load(&meet);
+	head_start(b);
 	for (i = 1; i < b->n; i += 2)
 		munmap(b->p + i * PAGE, PAGE);
 }
@@ -596,6 +623,42 @@ static void unmapper(struct batch *b, struct result *r)
 	move(b);
 	wait_other();
 	judge(b, r, 0, 2);
+}
+
+static void keep_batching(struct batch *b)
+{
+	size_t len = b->n * PAGE;
+
+	fill(b);
+	rendezvous();
+	while (!atomic_load(&stop_writing)) {
+		read_twice(b);
+		madvise(b->p, len, MADV_COLD);
+		mlock(b->p, len / 2);
+		fill(b);
+		munlock(b->p, len / 2);
+		madvise(b->p, len, MADV_COLD);
+		read_twice(b);
+	}
+}
+
+/* To and fro while the other CPU batches the pages all the time, then for good. */
+static void storm(struct batch *b, struct result *r)
+{
+	int i, status[MAX_PAGES];
+
+	map_anon(b);
+	atomic_store(&stop_writing, false);
+	start_other(keep_batching, b);
+	rendezvous();
+	for (i = 0; i < 10; i++)
+		move_pages(0, b->p, b->n, i % 2 ? &from_node : &to_node, status);
+	atomic_store(&stop_writing, true);
+	wait_other();
+	move_pages(0, b->p, b->n, &from_node, status);
+	on_other(deactivate, b);
+	move(b);
+	judge(b, r, 0, 1);
 }
 
 static atomic_int child_verdict;
@@ -622,6 +685,7 @@ static void fill_and_fork(struct batch *b)
 static void forker(struct batch *b, struct result *r)
 {
 	map_anon(b);
+	b->racing = true;
 	start_other(fill_and_fork, b);
 	rendezvous();
 	move(b);
@@ -765,32 +829,27 @@ static const struct trigger {
 	const char *name;
 	void (*run)(struct batch *b, struct result *r);
 	bool batched;		/* has to fail in mode "local" */
-	/*
-	 * How many pages of a thousand may stay behind because of a reference
-	 * that is not a batch's: fork() and exit() hold some for a moment, in
-	 * mode "global" as well.
-	 */
-	int tolerated;
 } triggers[] = {
-	{ "fresh", fresh, true, 0 },
-	{ "fresh_file", fresh_file, true, 0 },
-	{ "activated", activated, true, 0 },
-	{ "deactivated", deactivated, true, 0 },
-	{ "lazyfreed", lazyfreed, true, 0 },
-	{ "mlocked_new", mlocked_new, true, 0 },
-	{ "mlocked", mlocked, true, 0 },
-	{ "munlocked", munlocked, true, 0 },
-	{ "ksm", ksm, true, 0 },
-	{ "swapped_in", swapped_in, true, 0 },
-	{ "mbind", mbind_fresh, true, 0 },
-	{ "migrate_pages", migrate_pages_fresh, true, 0 },
-	{ "writer", writer, true, 0 },
-	{ "second_mover", second_mover, true, 0 },
-	{ "munmap", unmapper, true, 0 },
-	{ "fork", forker, true, 0 },
-	{ "exit", exiter, true, 0 },
-	{ "thp", thp, false, 0 },
-	{ "hugetlb", hugetlb, false, 0 },
+	{ "fresh", fresh, true },
+	{ "fresh_file", fresh_file, true },
+	{ "activated", activated, true },
+	{ "deactivated", deactivated, true },
+	{ "lazyfreed", lazyfreed, true },
+	{ "mlocked_new", mlocked_new, true },
+	{ "mlocked", mlocked, true },
+	{ "munlocked", munlocked, true },
+	{ "ksm", ksm, true },
+	{ "swapped_in", swapped_in, true },
+	{ "mbind", mbind_fresh, true },
+	{ "migrate_pages", migrate_pages_fresh, true },
+	{ "writer", writer, true },
+	{ "second_mover", second_mover, true },
+	{ "storm", storm, true },
+	{ "munmap", unmapper, true },
+	{ "fork", forker, true },
+	{ "exit", exiter, true },
+	{ "thp", thp, false },
+	{ "hugetlb", hugetlb, false },
 };
 
 #define NR_TRIGGERS	(sizeof(triggers) / sizeof(triggers[0]))
@@ -827,10 +886,12 @@ static bool run_trigger(const struct trigger *t, const char *mode, int rounds,
 {
 	long before[NR_COUNTERS], after[NR_COUNTERS];
 	struct result r = { 0 };
+	bool racing = false;
 	bool ok;
 	size_t c;
 	int i;
 
+	alarm(DEADLINE);
 	read_counters(before);
 	for (i = 0; i < rounds && !r.skipped; i++) {
 		/* 1 to 15 pages: a full batch (31) would empty itself */
@@ -840,19 +901,22 @@ static bool run_trigger(const struct trigger *t, const char *mode, int rounds,
 		if (b.n == 1 && (t->run == munlocked || t->run == unmapper))
 			b.n = 2;
 		t->run(&b, &r);
+		racing |= b.racing;
 		unmap(&b);
 	}
 	read_counters(after);
 
 	ok = !r.corrupt;
-	if (control && t->batched)
+	if (control && t->batched && racing)
+		ok = ok && 2 * (r.failed + r.late) > r.pages;
+	else if (control && t->batched)
 		ok = ok && r.failed > 0;
 	else
-		ok = ok && r.failed * 1000 <= r.pages * t->tolerated;
+		ok = ok && r.failed == 0;
 	ok = ok || r.skipped;
 
-	printf("{\"trigger\":\"%s\",\"mode\":\"%s\",\"rounds\":%d,\"pages\":%ld,\"moved\":%ld,\"failed\":%ld,\"content_ok\":%s,\"must_fail\":%s,\"ok\":%s,\"skipped\":",
-	       t->name, mode, rounds, r.pages, r.moved, r.failed,
+	printf("{\"trigger\":\"%s\",\"mode\":\"%s\",\"rounds\":%d,\"pages\":%ld,\"moved\":%ld,\"late\":%ld,\"failed\":%ld,\"content_ok\":%s,\"must_fail\":%s,\"ok\":%s,\"skipped\":",
+	       t->name, mode, rounds, r.pages, r.moved, r.late, r.failed,
 	       r.corrupt ? "false" : "true",
 	       control && t->batched ? "true" : "false", ok ? "true" : "false");
 	if (r.skipped)
