@@ -30,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/swap.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -470,6 +471,27 @@ static void ksm(struct batch *b, struct result *r)
 	}
 	write_file("/sys/kernel/mm/ksm/run", "2");	/* unmerge */
 	munmap(twin, b->n * PAGE);
+}
+
+/* Makes swap space of a block device, whose content is lost. */
+static void add_swap(const char *device)
+{
+	char header[PAGE] = { 0 };
+	uint32_t *info = (uint32_t *)(header + 1024);
+	int fd = open(device, O_RDWR);
+	off_t size;
+
+	if (fd < 0)
+		die("opening %s", device);
+	size = lseek(fd, 0, SEEK_END);
+	info[0] = 1;				/* version */
+	info[1] = size / PAGE - 1;		/* last page */
+	memcpy(header + PAGE - 10, "SWAPSPACE2", 10);
+	if (pwrite(fd, header, PAGE, 0) != (ssize_t)PAGE || fsync(fd))
+		die("writing a swap header to %s", device);
+	close(fd);
+	if (swapon(device, 0))
+		die("swapon %s", device);
 }
 
 static void swapped_in(struct batch *b, struct result *r)
@@ -982,7 +1004,7 @@ static void find_machine(void)
 
 int main(int argc, char **argv)
 {
-	const char *mode = NULL, *only = NULL;
+	const char *mode = NULL, *only = NULL, *swap = NULL;
 	bool control = false, ok = true;
 	int rounds = 60, ran = 0, i;
 	static char current[32];
@@ -996,10 +1018,12 @@ int main(int argc, char **argv)
 			only = argv[++i];
 		else if (!strcmp(argv[i], "--rounds") && i + 1 < argc)
 			rounds = atoi(argv[++i]);
+		else if (!strcmp(argv[i], "--swap") && i + 1 < argc)
+			swap = argv[++i];
 		else if (!strcmp(argv[i], "--control"))
 			control = true;
 		else {
-			fprintf(stderr, "usage: migrate_stress [--mode global|targeted|local|fallback] [--trigger NAME] [--rounds N] [--control]\n");
+			fprintf(stderr, "usage: migrate_stress [--mode global|targeted|local|fallback] [--trigger NAME] [--rounds N] [--swap DEVICE] [--control]\n");
 			return 2;
 		}
 	}
@@ -1011,6 +1035,8 @@ int main(int argc, char **argv)
 	if (f)
 		fclose(f);
 
+	if (swap)
+		add_swap(swap);
 	find_machine();
 	if (pthread_create(&thread, NULL, other_thread, NULL))
 		die("pthread_create");
