@@ -50,8 +50,10 @@ pub enum SessionError {
 
 /// Partners that take turns: more would make every pair's series too thin.
 const MAX_PARTNERS: usize = 4;
-/// Least time between two ping-pongs while windows are measured: each takes some 0.2 ms of two CPUs.
+/// Least time between two ping-pongs while windows are measured: each takes some 0.2 ms of two CPUs …
 const PING_EVERY: Duration = Duration::from_millis(200);
+/// … or up to 20 ms if the partner's CPU is taken; then it is left alone for so many times as long.
+const PING_REST: u32 = 500;
 /// Calibration is tried this often: a burst of neighbors or interrupts passes.
 const CALIBRATIONS: u32 = 3;
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -129,7 +131,7 @@ pub struct Companions {
     pairs: Vec<(Pair, PlacementSeries)>,
     next: usize,
     start: Instant,
-    last: Option<Instant>,
+    next_due: Instant,
 }
 
 /// How one companion's CPU moved relative to the probe's.
@@ -149,7 +151,7 @@ impl Companions {
             .take(MAX_PARTNERS)
             .map(|&partner| Ok((Pair::new(cpus[0], partner)?, PlacementSeries::new())))
             .collect::<Result<_, quell_topology::Error>>()?;
-        Ok(Self { pairs, next: 0, start: Instant::now(), last: None })
+        Ok(Self { pairs, next: 0, start: Instant::now(), next_due: Instant::now() })
     }
 
     /// Whether there is nobody to ping.
@@ -160,9 +162,10 @@ impl Companions {
 
     /// Pings the next companion, unless the last ping was a moment ago or `until` is too close.
     fn ping_if_due(&mut self, until: Ticks) {
-        let due = self.last.is_none_or(|last| last.elapsed() >= PING_EVERY);
-        if due && until > tsc::now() {
+        if until > tsc::now() && Instant::now() >= self.next_due {
+            let before = Instant::now();
             self.ping();
+            self.next_due = before + (before.elapsed() * PING_REST).max(PING_EVERY);
         }
     }
 
@@ -186,7 +189,6 @@ impl Companions {
         if series.rounds().first().is_some_and(|(first, _)| *first + 2 * MEMORY < age) {
             *series = series.since(age - MEMORY);
         }
-        self.last = Some(Instant::now());
         self.next = (self.next + 1) % count;
     }
 
