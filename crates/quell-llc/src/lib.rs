@@ -13,6 +13,7 @@ pub mod canary;
 pub mod capacity;
 pub mod curve;
 pub mod detect;
+pub mod doctor;
 pub mod hw;
 mod jumps;
 pub mod layout;

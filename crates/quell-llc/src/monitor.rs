@@ -47,7 +47,7 @@ const EWMA_OLD: f64 = 0.85;
 /// Their median over so many is what the fit takes out.
 const RECENT_CONTROLS: usize = 21;
 /// Zero-wait losses beyond this mean that the canary cannot be held at all.
-const MAX_LOST_AT_ONCE: f64 = 0.3;
+pub(crate) const MAX_LOST_AT_ONCE: f64 = 0.3;
 /// Windows next to one another depend on one another; so many form one block of the confidence interval.
 const BLOCK: usize = 2;
 /// Time that a slot keeps free for priming, probing and timer latency, in ms.

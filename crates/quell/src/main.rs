@@ -25,6 +25,8 @@ enum Command {
     Watch(commands::watch::Args),
     /// Show how cache hits and misses are told apart here, and which window suits the load.
     Calibrate(commands::calibrate::Args),
+    /// Check whether measurements on this machine can be trusted, and what to do where not (about 9 s).
+    Doctor(commands::doctor::Args),
     /// Show CPUs, caches and NUMA nodes, and which vCPUs really share a cache.
     Topo(commands::topo::Args),
     /// Measure how well the measurements themselves work.
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Scan(args) => commands::scan::run(&args),
         Command::Watch(args) => commands::watch::run(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::Topo(args) => commands::topo::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
     };

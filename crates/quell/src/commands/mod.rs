@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod calibrate;
+pub(crate) mod doctor;
 mod monitor_args;
 pub(crate) mod scan;
 pub(crate) mod topo;
