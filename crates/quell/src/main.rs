@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if terminal::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            terminal::complain(&format!("error: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -5,4 +5,5 @@ pub(crate) mod calibrate;
 mod monitor_args;
 pub(crate) mod scan;
 pub(crate) mod topo;
+mod values;
 pub(crate) mod watch;
