@@ -234,8 +234,9 @@ impl Monitor {
             last_load = load;
             self.collect(&mut harvest, &result, own_cpus);
         }
-        if !stopped {
-            memory.sleep_until(after(start, self.settings.period_ms, memory.ticks_per_ms()));
+        let end = after(start, self.settings.period_ms, memory.ticks_per_ms());
+        if !stopped && idle(end) {
+            memory.sleep_until(end);
         }
         let cpu_ms = memory.cpu_ms() - cpu;
         let wall_ms = memory.now().since(start).0 as f64 / memory.ticks_per_ms();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use quell_core::{Bytes, CpuId, LlcId, Ticks, tsc};
+use quell_core::{Bytes, CpuId, LlcId, Memory, Ticks, tsc};
 use quell_topology::{NearFar, Pair, Pinned, PlacementSeries, PlacementSummary, tsc_ticks_per_ms};
 
 use crate::calibrate::{Calibration, calibrate};
@@ -59,6 +59,8 @@ const CALIBRATIONS: u32 = 3;
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// A series is cut to this length, so that a monitor that runs for months stays small.
 const MEMORY: Duration = Duration::from_secs(60);
+/// Pauses may last seconds, and Ctrl-C must not take that long.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Time between two ping-pongs of a dense series: hosts were seen to move vCPUs every 46 ms.
 const DENSE_EVERY: Duration = Duration::from_millis(10);
 
@@ -115,11 +117,15 @@ impl Session {
         Ok(Monitor::new(settings, self.calibration.canary(self.layout.clone()), limits, self.seed))
     }
 
-    /// Runs one period and pings the companions in its pauses. `keep_on` is asked in each pause.
+    /// Runs one period and pings the companions in its pauses. `keep_on` is asked several times a second.
     pub fn period(&mut self, monitor: &mut Monitor, plan: Plan, keep_on: impl Fn() -> bool) -> Period {
         let companions = &mut self.companions;
+        let look_every = Ticks((LOOK_EVERY.as_secs_f64() * 1e3 * self.memory.ticks_per_ms()) as u64);
         monitor.period(&mut self.memory, plan, |until| {
             companions.ping_if_due(until);
+            while keep_on() && tsc::now() + look_every < until {
+                std::thread::sleep(LOOK_EVERY);
+            }
             keep_on()
         })
     }

@@ -34,8 +34,8 @@ pub struct Summary {
     pub windows: usize,
     /// Windows thrown away.
     pub discarded: Discarded,
-    /// Share lost without any wait (control).
-    pub lost_at_once: f64,
+    /// Share lost without any wait, in the last period (control); `None` without a period.
+    pub lost_at_once: Option<f64>,
     /// Largest share of flushed lines that read as hits in any period (control).
     pub false_hits: Option<f64>,
     /// CPU time of the probing thread, in ms per second.
@@ -57,8 +57,9 @@ impl Summary {
                 })
             })
             .collect();
-        let lost_at_once = sound.last().map_or(0.0, |period| period.lost_at_once);
-        let curve = Curve::fit(&observations, lost_at_once, DEFAULT_SHAPE);
+        // Of a period that was refused the control is still worth reporting: it may be why.
+        let lost_at_once = sound.last().copied().or(periods.last()).map(|period| period.lost_at_once);
+        let curve = Curve::fit(&observations, lost_at_once.unwrap_or(0.0), DEFAULT_SHAPE);
         let shape = curve.fit.map_or(DEFAULT_SHAPE, |law| law.shape);
         let loaded: Vec<LoadedWindow> =
             sound.iter().flat_map(|period| period.loaded.iter().copied()).collect();

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if terminal::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            terminal::complain(&format!("error: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -1,5 +1,6 @@
 //! What the commands share towards the terminal: signals, pipes, looks, progress.
 
+use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -39,7 +40,19 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 pub(crate) fn look() -> Look {
     let terminal = io::stdout().is_terminal();
     let width = terminal.then(|| console_width().unwrap_or(100));
-    Look { width, color: terminal && std::env::var_os("NO_COLOR").is_none() }
+    Look { width, color: terminal && may_color(|name| std::env::var_os(name)) }
+}
+
+/// Whether the environment allows color: not with a `NO_COLOR` that is not empty (no-color.org), and not on a
+/// terminal that calls itself dumb.
+fn may_color(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("NO_COLOR").is_none_or(|value| value.is_empty())
+        && variable("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Writes a line to standard error. Where that fails, nobody reads it, and there is nothing to be done.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn console_width() -> Option<u16> {
@@ -64,6 +77,12 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(&(text + "\n"))
 }
 
+/// A paragraph, wrapped to the terminal (to 100 columns elsewhere).
+pub(crate) fn wrapped(paragraph: &str) -> String {
+    let width = look().width.map_or(100, usize::from);
+    textwrap::fill(paragraph, textwrap::Options::new(width).subsequent_indent("  ")) + "\n"
+}
+
 /// A progress bar on standard error, invisible where that is no terminal.
 pub(crate) fn progress(total: u64, what: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -71,4 +90,25 @@ pub(crate) fn progress(total: u64, what: &'static str) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(what);
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn color_needs_the_consent_of_the_environment() {
+        let color = |variables: &[(&str, &str)]| {
+            may_color(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
+        };
+        assert!(color(&[]) && color(&[("NO_COLOR", ""), ("TERM", "xterm")]));
+        assert!(!color(&[("NO_COLOR", "1"), ("TERM", "xterm")]) && !color(&[("TERM", "dumb")]));
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_told_from_a_full_disk() {
+        let error = |kind| anyhow::Error::from(io::Error::from(kind)).context("cannot write");
+        assert!(is_broken_pipe(&error(ErrorKind::BrokenPipe)));
+        assert!(!is_broken_pipe(&error(ErrorKind::StorageFull)));
+    }
 }

@@ -84,14 +84,18 @@ pub fn scan(
         total: targets.len() * steps_per_llc,
     };
     thread::scope(|scope| {
-        let threads: Vec<_> =
-            targets.iter().map(|target| (target, scope.spawn(|| scan_one(target, &shared)))).collect();
+        let shared = &shared;
+        let start = |target| thread::Builder::new().spawn_scoped(scope, move || scan_one(target, shared));
+        let threads: Vec<_> = targets.iter().map(|target| (target, start(target))).collect();
         threads
             .into_iter()
             .map(|(target, thread)| {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| LlcScan::failed(target, "the measuring thread panicked".into()))
+                let failed = |reason: String| LlcScan::failed(target, reason);
+                match thread.map(thread::ScopedJoinHandle::join) {
+                    Ok(Ok(scan)) => scan,
+                    Ok(Err(_)) => failed("the measuring thread panicked".into()),
+                    Err(error) => failed(format!("cannot start a measuring thread: {error}")),
+                }
             })
             .collect()
     })

@@ -134,13 +134,13 @@ pub struct PairReport {
     pub summary: PlacementSummary,
 }
 
-/// The measurement's own cost.
+/// The measurement's own cost; nothing is known of an LLC that was not measured.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Cost {
     /// CPU time of the probing threads while monitoring, in ms per second.
-    pub cpu_ms_per_s: f64,
+    pub cpu_ms_per_s: Option<f64>,
     /// Memory that one window brings into the cache, spill included.
-    pub footprint_bytes: u64,
+    pub footprint_bytes: Option<u64>,
     /// The same in percent of the advertised LLC.
     pub footprint_pct: Option<f64>,
     /// The canary lines alone, in percent of the advertised LLC.
@@ -231,7 +231,7 @@ impl LlcReport {
             source_grounds: summary.source.grounds.clone(),
             windows: summary.windows,
             discarded_windows: summary.discarded,
-            lost_at_once_pct: Some(summary.lost_at_once * 100.0),
+            lost_at_once_pct: summary.lost_at_once.map(|share| share * 100.0),
             false_hits_pct: summary.false_hits.map(|share| share * 100.0),
             cost: Cost::new(summary.cpu_ms_per_s, measured.footprint, advertised),
             survival: points
@@ -298,18 +298,22 @@ impl Cost {
     pub fn new(cpu_ms_per_s: f64, footprint: Bytes, advertised: Option<Bytes>) -> Self {
         let pct = |bytes: Bytes| advertised.map(|llc| bytes.0 as f64 / llc.0 as f64 * 100.0);
         Self {
-            cpu_ms_per_s,
-            footprint_bytes: footprint.0,
+            cpu_ms_per_s: Some(cpu_ms_per_s),
+            footprint_bytes: Some(footprint.0),
             footprint_pct: pct(footprint),
             canary_pct: pct(Layout::canary_bytes()),
         }
     }
 
     fn add(&mut self, other: Self) {
-        let worst = |a: Option<f64>, b: Option<f64>| [a, b].into_iter().flatten().reduce(f64::max);
-        self.cpu_ms_per_s += other.cpu_ms_per_s;
-        self.footprint_bytes += other.footprint_bytes;
-        self.footprint_pct = worst(self.footprint_pct, other.footprint_pct);
-        self.canary_pct = worst(self.canary_pct, other.canary_pct);
+        self.cpu_ms_per_s = merge(self.cpu_ms_per_s, other.cpu_ms_per_s, |a, b| a + b);
+        self.footprint_bytes = merge(self.footprint_bytes, other.footprint_bytes, |a, b| a + b);
+        self.footprint_pct = merge(self.footprint_pct, other.footprint_pct, f64::max);
+        self.canary_pct = merge(self.canary_pct, other.canary_pct, f64::max);
     }
+}
+
+/// Combines what is known; unknown only if neither is.
+fn merge<T>(a: Option<T>, b: Option<T>, combine: impl Fn(T, T) -> T) -> Option<T> {
+    [a, b].into_iter().flatten().reduce(combine)
 }

@@ -12,11 +12,10 @@ use crate::tier::Tier;
 pub(super) fn verdict(llcs: &[LlcReport], placement: &PlacementReport, cost: Cost) -> Vec<String> {
     let mut sentences: Vec<String> = llcs.iter().flat_map(llc).collect();
     sentences.extend(placement.pairs.iter().filter_map(pair));
-    if cost.cpu_ms_per_s > 10.0 * llcs.len() as f64 {
+    if let Some(cpu_ms_per_s) = cost.cpu_ms_per_s.filter(|ms| *ms > 10.0 * llcs.len() as f64) {
         sentences.push(format!(
-            "The measurement itself took {:.1} ms of CPU time per second, more than it should: this machine is slow or \
-             overloaded.",
-            cost.cpu_ms_per_s
+            "The measurement itself took {cpu_ms_per_s:.1} ms of CPU time per second, more than it should: this machine \
+             is slow or overloaded.",
         ));
     }
     sentences

@@ -48,12 +48,17 @@ pub fn watch(
     let (sender, events) = mpsc::channel();
     thread::scope(|scope| {
         for target in targets {
-            let sender = sender.clone();
-            scope.spawn(move || {
-                if let Err(reason) = watch_one(target, settings, stop, &sender) {
-                    let _ = sender.send(Event::Note(format!("LLC {} is not watched: {reason}", target.llc)));
+            let its_sender = sender.clone();
+            let not_watched =
+                move |reason: String| Event::Note(format!("LLC {} is not watched: {reason}", target.llc));
+            let started = thread::Builder::new().spawn_scoped(scope, move || {
+                if let Err(reason) = watch_one(target, settings, stop, &its_sender) {
+                    let _ = its_sender.send(not_watched(reason));
                 }
             });
+            if let Err(error) = started {
+                let _ = sender.send(not_watched(format!("cannot start a measuring thread: {error}")));
+            }
         }
         drop(sender);
         let mut records = 0;

@@ -1,13 +1,11 @@
 //! `quell calibrate`.
 
-use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-use anyhow::{Context, Result};
-use quell_core::Bytes;
+use anyhow::{Context, Result, bail};
 use quell_llc::layout::Layout;
 use quell_llc::scan::calibration::{Advice, CalibrationReport};
 use quell_llc::session::Session;
@@ -15,7 +13,7 @@ use quell_llc::{Calibration, Spill};
 use quell_report::{Bins, Column, Histogram, Table, Unit, estimate, svg};
 
 use super::monitor_args::MonitorArgs;
-use crate::terminal;
+use crate::terminal::{self, wrapped};
 
 /// Shows how cache hits and misses are told apart on this machine, and recommends a window for the load it
 /// sees (about 6 s).
@@ -38,6 +36,9 @@ const PERIODS: usize = 5;
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let settings = args.monitor.settings()?;
+    if let Some(path) = &args.svg {
+        check_folder(path)?;
+    }
     let (topology, targets) = args.monitor.targets()?;
     let stop = terminal::stop_flag()?;
     let target = targets.into_iter().next().context("there is no cache to calibrate")?;
@@ -71,6 +72,25 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if calibration.discriminator.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
+/// Refuses a file that cannot be written before the time is spent to measure what goes into it.
+fn check_folder(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        bail!(
+            "--svg {} cannot be written: there is no folder {}; create it or choose another",
+            path.display(),
+            folder.display()
+        );
+    }
+    if path.is_dir() {
+        bail!("--svg {} cannot be written: it is a folder; give the name of a file in it", path.display());
+    }
+    Ok(())
+}
+
 fn histogram(calibration: &Calibration) -> Result<Histogram> {
     let all = || calibration.classes.iter().flat_map(|class| class.single_ticks.iter().copied());
     let (lo, hi) = (all().fold(f64::INFINITY, f64::min), all().fold(1.0, f64::max));
@@ -87,13 +107,14 @@ fn histogram(calibration: &Calibration) -> Result<Histogram> {
 
 fn human(calibration: &Calibration, advice: &Advice, histogram: &Histogram) -> String {
     let timer = calibration.timer;
-    let mut text = format!(
-        "Time-stamp counter: {:.3} GHz, step {:.1} ticks ({:.1} ns){}\n\n",
+    let mut text = wrapped(&format!(
+        "Time-stamp counter: {:.3} GHz, step {:.1} ticks ({:.1} ns){}",
         timer.ticks_per_ms / 1e6,
         timer.step_ticks,
         timer.step_ns(),
         if timer.monotonic { "" } else { "; it was seen to run backwards" }
-    );
+    ));
+    text.push('\n');
     let mut table = Table::new([
         Column::text("line in"),
         Column::number("single load, median"),
@@ -118,36 +139,33 @@ fn human(calibration: &Calibration, advice: &Advice, histogram: &Histogram) -> S
     text.push('\n');
     text += &histogram.render("ticks", terminal::look());
     text.push('\n');
-    let _ = match &calibration.discriminator {
-        Ok(limits) => writeln!(
-            text,
+    text += &wrapped(&match &calibration.discriminator {
+        Ok(limits) => format!(
             "A load above {} ticks is a miss; above {} it was interrupted and does not count.",
             limits.miss_above, limits.interrupted_above
         ),
-        Err(reason) => writeln!(text, "Hits and misses: unknown: {reason}."),
-    };
+        Err(reason) => format!("Hits and misses: unknown: {reason}."),
+    });
     if !calibration.single_loads_tell_l2_from_llc {
-        text += "Single loads do not tell the L2 from the LLC here; the chained figures do.\n";
+        text += &wrapped("Single loads do not tell the L2 from the LLC here; the chained figures do.");
     }
     let kind = match calibration.spill {
         Spill::Congruent { .. } => "lines at the canary's page offsets",
         Spill::Full { .. } => "lines of whole pages",
     };
-    let _ = writeln!(
-        text,
+    text += &wrapped(&format!(
         "{} {kind} push {:.0} % of the canary out of the L2; a window touches {}.",
         calibration.spill.lines(),
         calibration.spilled_share * 100.0,
-        Bytes(Layout::footprint(calibration.spill).0)
-    );
+        Layout::footprint(calibration.spill)
+    ));
     let [interrupted, migrated] = calibration.discarded;
-    let _ = writeln!(text, "Thrown away: {interrupted} interrupted and {migrated} migrated loads.");
-    let _ = writeln!(
-        text,
-        "\nHalf-life of a line under the load just seen: {}.",
-        estimate(&advice.half_life_ms, Unit::Milliseconds)
-    );
-    text += &advice.sentence();
+    text += &wrapped(&format!("Thrown away: {interrupted} interrupted and {migrated} migrated loads."));
     text.push('\n');
+    text += &wrapped(&format!(
+        "Half-life of a line under the load just seen: {}.",
+        estimate(&advice.half_life_ms, Unit::Milliseconds)
+    ));
+    text += &wrapped(&advice.sentence());
     text
 }

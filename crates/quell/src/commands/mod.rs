@@ -6,4 +6,5 @@ pub(crate) mod doctor;
 mod monitor_args;
 pub(crate) mod scan;
 pub(crate) mod topo;
+mod values;
 pub(crate) mod watch;

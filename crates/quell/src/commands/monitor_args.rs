@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use quell_core::CpuId;
 use quell_llc::planner::WINDOW_MS;
 use quell_llc::scan::targets;
 use quell_llc::session::Target;
 use quell_llc::{Settings, TierLimits};
-use quell_topology::{Topology, parse_cpu_list};
+use quell_topology::Topology;
+
+use super::values::{cpu_list, percentage, time};
 
 /// Where and how to measure.
 #[derive(Debug, clap::Args)]
@@ -25,15 +26,15 @@ pub(crate) struct MonitorArgs {
     profile: Profile,
 
     /// Length of the first windows, for example `5ms`; later ones adapt
-    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
+    #[arg(long, value_parser = time, value_name = "TIME")]
     window: Option<Duration>,
 
     /// One result per period, for example `500ms`
-    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
+    #[arg(long, value_parser = time, value_name = "TIME")]
     period: Option<Duration>,
 
     /// Percent evicted within 7 ms at which contention becomes moderate, heavy and saturated
-    #[arg(long, value_delimiter = ',', value_name = "A,B,C", default_values_t = [40.0, 65.0, 85.0])]
+    #[arg(long, value_parser = percentage, value_delimiter = ',', value_name = "A,B,C", default_value = "40,65,85")]
     tiers: Vec<f64>,
 
     /// Raise the probe's scheduling priority while measuring (needs root)
@@ -41,7 +42,7 @@ pub(crate) struct MonitorArgs {
     pub priority: bool,
 
     /// Seed for everything random [default: different each time]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     seed: Option<u64>,
 }
 
@@ -88,9 +89,6 @@ impl MonitorArgs {
         if !PERIOD_MS.contains(&period_ms) {
             bail!("--period {period_ms} ms is out of range: it may be 100 ms to 60 s");
         }
-        if window_ms >= period_ms {
-            bail!("--window {window_ms} ms does not fit into a period of {period_ms} ms");
-        }
         if !WINDOW_MS.contains(&window_ms) {
             bail!(
                 "--window {window_ms} ms is out of range: it may be {} to {} ms",
@@ -98,14 +96,18 @@ impl MonitorArgs {
                 WINDOW_MS.end()
             );
         }
-        let tiers: [f64; 3] = self.tiers.clone().try_into().map_err(|given: Vec<f64>| {
-            anyhow::anyhow!("--tiers needs three limits, {} given", given.len())
-        })?;
-        let ascending = tiers.is_sorted_by(|a, b| a < b);
-        if !ascending || tiers.iter().any(|limit| !(0.0..=100.0).contains(limit)) {
-            bail!("--tiers needs three ascending percentages, for example 40,65,85");
-        }
+        let tiers = self.tier_limits()?;
         Ok(Settings { window_ms, period_ms, tiers: TierLimits(tiers) })
+    }
+
+    fn tier_limits(&self) -> Result<[f64; 3]> {
+        let tiers: Option<[f64; 3]> = self.tiers.clone().try_into().ok();
+        tiers.filter(|tiers| tiers.is_sorted_by(|a, b| a < b)).with_context(|| {
+            let given = self.tiers.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
+            format!(
+                "--tiers {given} cannot be used: it takes three ascending percentages, for example 40,65,85"
+            )
+        })
     }
 
     /// The machine and the caches to measure.
@@ -125,20 +127,28 @@ impl MonitorArgs {
     }
 }
 
+/// How many periods a duration holds, rounded.
+///
+/// # Errors
+/// If it does not hold a single one.
+pub(crate) fn whole_periods(duration: Duration, settings: Settings) -> Result<u32> {
+    let periods = (duration.as_secs_f64() * 1e3 / settings.period_ms).round();
+    if periods < 1.0 {
+        bail!(
+            "--duration {} is too short: it must hold at least one period of {} ms",
+            humantime::format_duration(duration),
+            settings.period_ms
+        );
+    }
+    Ok(periods as u32)
+}
+
 /// The machine this runs on.
 ///
 /// # Errors
 /// What could not be read.
 pub(crate) fn read_topology() -> Result<Topology> {
     Topology::read(Path::new("/")).context("cannot find out what this machine looks like")
-}
-
-/// A list of CPUs from the command line.
-///
-/// # Errors
-/// What is wrong with it.
-pub(crate) fn cpu_list(text: &str) -> Result<Vec<CpuId>> {
-    parse_cpu_list(text).with_context(|| format!("cannot understand the list of CPUs '{text}'"))
 }
 
 /// A seed that differs from run to run.

@@ -1,6 +1,5 @@
 //! `quell scan`.
 
-use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -14,8 +13,9 @@ use quell_llc::{Source, Tier};
 use quell_report::{Cell, Column, Table, Tone, Unit, estimate, value};
 use quell_topology::format_cpu_list;
 
-use super::monitor_args::MonitorArgs;
-use crate::terminal;
+use super::monitor_args::{MonitorArgs, whole_periods};
+use super::values::time;
+use crate::terminal::{self, wrapped};
 
 /// Measures how contended the last-level cache of this machine is.
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     monitor: MonitorArgs,
 
     /// How long to watch, rounded to whole periods
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "10s", value_name = "TIME")]
+    #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
     duration: Duration,
 
     /// Do not measure how much of the cache is usable (that fills the cache for half a second)
@@ -62,16 +62,12 @@ const LONGEST: Duration = Duration::from_secs(3600);
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let settings = args.monitor.settings()?;
-    let periods = (args.duration.as_secs_f64() * 1e3 / settings.period_ms).round();
-    if periods < 1.0 {
-        bail!(
-            "--duration {} is too short: it must hold at least one period of {} ms",
-            humantime::format_duration(args.duration),
-            settings.period_ms
-        );
-    }
+    let periods = whole_periods(args.duration, settings)?;
     if args.duration > LONGEST {
-        bail!("--duration is more than an hour; use `quell watch` to keep measuring");
+        bail!(
+            "--duration {} is too long: a scan may take an hour; use `quell watch` to keep measuring",
+            humantime::format_duration(args.duration)
+        );
     }
     let (topology, targets) = args.monitor.targets()?;
     let stop = terminal::stop_flag()?;
@@ -81,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         &targets,
         ScanSettings {
             monitor: settings,
-            periods: periods as u32,
+            periods,
             capacity: !args.no_capacity,
             priority: args.monitor.priority,
             seed: args.monitor.seed(),
@@ -116,13 +112,14 @@ fn exit_code(report: &ScanReport, fail_on: Option<FailOn>) -> ExitCode {
 
 fn human(report: &ScanReport) -> String {
     let machine = &report.machine;
-    let mut text = format!(
-        "{} ({}), {}, CPU {}\n\n",
+    let mut text = wrapped(&format!(
+        "{} ({}), {}, CPU {}",
         machine.cpu.as_deref().unwrap_or("unnamed CPU"),
         machine.cpu_id,
         machine.hypervisor.as_deref().unwrap_or("no hypervisor seen"),
         format_cpu_list(&machine.cpus)
-    );
+    ));
+    text.push('\n');
     for llc in &report.llcs {
         text += &llc_table(llc).render(terminal::look());
         text.push('\n');
@@ -131,24 +128,22 @@ fn human(report: &ScanReport) -> String {
     text.push('\n');
     let cost = report.cost;
     let percent = |share: Option<f64>| share.map_or_else(|| "?".into(), |pct| format!("{pct:.2}"));
-    let _ = writeln!(
-        text,
-        "Cost: {:.1} ms of CPU time per second; a window touches {} ({} % of the LLC), its canary {} %.",
-        cost.cpu_ms_per_s,
-        Bytes(cost.footprint_bytes),
+    text += &wrapped(&format!(
+        "Cost: {} ms of CPU time per second; a window touches {} ({} % of the LLC), its canary {} %.",
+        cost.cpu_ms_per_s.map_or_else(|| "?".into(), |ms| format!("{ms:.1}")),
+        cost.footprint_bytes.map_or_else(|| "?".into(), |bytes| Bytes(bytes).to_string()),
         percent(cost.footprint_pct),
         percent(cost.canary_pct)
-    );
+    ));
     let discarded = report.discarded_windows;
-    let _ = writeln!(
-        text,
+    text += &wrapped(&format!(
         "Windows: {}; thrown away: {} for placement jumps, {} for gaps, {} for preemption. Took {:.1} s.",
         report.llcs.iter().map(|llc| llc.windows).sum::<usize>(),
         discarded.placement,
         discarded.tsc_gap,
         discarded.preempted,
         report.duration_s
-    );
+    ));
     text.push('\n');
     for sentence in &report.verdict {
         text += &wrapped(sentence);
@@ -228,8 +223,52 @@ fn placement_table(report: &ScanReport) -> Table {
     table
 }
 
-/// A paragraph, wrapped to the terminal (to 100 columns elsewhere).
-fn wrapped(paragraph: &str) -> String {
-    let width = terminal::look().width.map_or(100, usize::from);
-    textwrap::fill(paragraph, textwrap::Options::new(width).subsequent_indent("  ")) + "\n"
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_core::LlcId;
+    use quell_llc::scan::LlcScan;
+    use quell_llc::session::Target;
+    use quell_topology::Topology;
+
+    /// A report on LLCs of these tiers.
+    fn report(tiers: &[Option<Tier>]) -> ScanReport {
+        let target = Target { llc: LlcId(0), cpus: Vec::new(), advertised: Bytes(0), l2: Bytes(0) };
+        let scan = LlcScan {
+            target,
+            calibration: None,
+            companions: Vec::new(),
+            measured: Err("not measured".into()),
+            notes: Vec::new(),
+        };
+        let scans = vec![scan; tiers.len()];
+        let mut report = ScanReport::new(&Topology::default(), &scans, Duration::ZERO, Vec::new());
+        for (llc, tier) in report.llcs.iter_mut().zip(tiers) {
+            llc.tier = *tier;
+        }
+        report
+    }
+
+    #[test]
+    fn fail_on_names_the_worst_tier_that_is_still_wanted() {
+        use Tier::{Heavy, Moderate, Quiet, Saturated};
+        let code = |tiers: &[Option<Tier>], fail_on| format!("{:?}", exit_code(&report(tiers), fail_on));
+        let is = |code: u8| format!("{:?}", ExitCode::from(code));
+        assert_eq!(code(&[Some(Saturated), None], None), is(0));
+        assert_eq!(code(&[Some(Quiet)], Some(FailOn::Moderate)), is(0));
+        assert_eq!(code(&[Some(Moderate)], Some(FailOn::Moderate)), is(1));
+        assert_eq!(code(&[Some(Moderate)], Some(FailOn::Heavy)), is(0));
+        assert_eq!(code(&[Some(Heavy), Some(Quiet)], Some(FailOn::Saturated)), is(0));
+        assert_eq!(code(&[Some(Quiet), Some(Saturated)], Some(FailOn::Saturated)), is(1));
+        // What could not be told is neither good nor bad, but something bad elsewhere is.
+        assert_eq!(code(&[Some(Quiet), None], Some(FailOn::Heavy)), is(2));
+        assert_eq!(code(&[Some(Heavy), None], Some(FailOn::Heavy)), is(1));
+    }
+
+    #[test]
+    fn the_cost_of_what_was_not_measured_is_unknown() {
+        let report = report(&[None]);
+        assert_eq!((report.cost.cpu_ms_per_s, report.cost.footprint_bytes), (None, None));
+        assert!(human(&report).contains("Cost: ? ms"), "{}", human(&report));
+    }
 }

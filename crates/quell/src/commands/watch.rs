@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use quell_core::Estimate;
 use quell_llc::watch::{Event, Feed, Record, WatchSettings, watch};
 
-use super::monitor_args::MonitorArgs;
+use super::monitor_args::{MonitorArgs, whole_periods};
+use super::values::time;
 use crate::terminal;
 
 /// Keeps measuring: one line per period and cache until stopped.
@@ -19,7 +20,7 @@ pub(crate) struct Args {
     monitor: MonitorArgs,
 
     /// Stop after this time [default: run until Ctrl-C]
-    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
+    #[arg(long, value_parser = time, value_name = "TIME")]
     duration: Option<Duration>,
 
     /// Print one JSON object per line (schema quell.watch/1)
@@ -36,14 +37,11 @@ const LINES_PER_HEAD: u64 = 30;
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let settings = args.monitor.settings()?;
-    let periods =
-        args.duration.map(|duration| (duration.as_secs_f64() * 1e3 / settings.period_ms).round() as u64);
-    if periods == Some(0) {
-        bail!("--duration is too short: it must hold at least one period of {} ms", settings.period_ms);
-    }
+    let periods = args.duration.map(|duration| whole_periods(duration, settings)).transpose()?.map(u64::from);
     let (_, targets) = args.monitor.targets()?;
-    let mut feed = args.socket.as_deref().map(Feed::bind).transpose()?;
+    // First the signals, so that the socket's file is removed whenever one comes.
     let stop = terminal::stop_flag()?;
+    let mut feed = args.socket.as_deref().map(Feed::bind).transpose()?;
     let settings = WatchSettings {
         monitor: settings,
         periods,
@@ -53,9 +51,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut lines = 0;
     let mut failure = None;
     let records = watch(&targets, settings, &stop, |event| {
+        if failure.is_some() {
+            return false; // what was on its way when the first delivery failed
+        }
         let outcome = match event {
             Event::Note(note) => {
-                eprintln!("note: {note}");
+                terminal::complain(&format!("note: {note}"));
                 Ok(())
             }
             Event::Record(record) => deliver(&record, args.json, feed.as_mut(), &mut lines),
@@ -90,7 +91,7 @@ fn deliver(record: &Record, json: bool, feed: Option<&mut Feed>, lines: &mut u64
 fn head() -> String {
     format!(
         "{:>8} {:>3} {:<9} {:>14} {:>10} {:>8} {:>7} {:>8} {:<8} {:>6} {:>7} {:>7}\n",
-        "time",
+        "UTC",
         "LLC",
         "tier",
         "half-life ms",
@@ -115,7 +116,7 @@ fn row(record: &Record) -> String {
     let kept = record.windows - record.discarded_windows.total().min(record.windows);
     let seconds = record.time_s as u64 % 86_400;
     format!(
-        "{:02}:{:02}:{:02} {:>3} {:<9} {:>14} {:>10} {:>8} {:>7} {:>8.1} {:<8} {:>6} {:>7} {:>7.1}\n",
+        "{:02}:{:02}:{:02} {:>3} {:<9} {:>14} {:>10} {:>8} {:>7} {:>8.1} {:<8} {:>6} {:>7} {:>7}\n",
         seconds / 3600,
         seconds / 60 % 60,
         seconds % 60,
@@ -129,6 +130,6 @@ fn row(record: &Record) -> String {
         record.source.name(),
         or_dash(record.placement.near_pct.value(), 0),
         format!("{kept}/{}", record.windows),
-        record.cost.cpu_ms_per_s,
+        or_dash(record.cost.cpu_ms_per_s, 1),
     )
 }

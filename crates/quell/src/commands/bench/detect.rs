@@ -8,12 +8,14 @@ use anyhow::{Context, Result, bail};
 use quell_core::stats::quantile;
 use quell_core::{Bytes, CpuId};
 use quell_llc::detect::{DUTIES, Detection, DetectionReport, Experiment, Round, Score, detect};
-use quell_llc::session::Session;
+use quell_llc::scan::targets;
+use quell_llc::session::{Session, Target};
 use quell_report::{Column, Table};
-use quell_topology::Placement;
+use quell_topology::{Placement, Topology, format_cpu_list};
 
-use crate::commands::monitor_args::{cpu_list, random_seed, read_topology};
-use crate::terminal;
+use crate::commands::monitor_args::{random_seed, read_topology};
+use crate::commands::values::cpu_list;
+use crate::terminal::{self, wrapped};
 
 /// Lets a thread on another vCPU stream through memory for 0 to 100 % of the time and checks how well the
 /// measured hazard follows. Rounds in which the host had the two vCPUs in one LLC (near) and in different
@@ -21,19 +23,19 @@ use crate::terminal;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The measuring and the polluting CPU, for example `0,1` [default: the first two of the first LLC]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "PROBE,POLLUTER")]
     cpus: Option<String>,
 
     /// Rounds, all duties together
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(10..=1200))]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 200, value_parser = clap::value_parser!(u32).range(10..=1200))]
     rounds: u32,
 
     /// What the polluter streams through, in MiB [default: three quarters of the LLC, 16 to 24 MiB]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, allow_negative_numbers = true, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1024))]
     working_set: Option<u64>,
 
     /// Seed for the order of duties and the times of windows [default: different each time]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     seed: Option<u64>,
 
     /// Print the result with all samples as JSON (schema quell.detect/1)
@@ -77,20 +79,18 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The LLC to measure, seen from the probe's CPU alone, and the polluter's CPU.
-fn choose(args: &Args, topology: &quell_topology::Topology) -> Result<(quell_llc::session::Target, CpuId)> {
-    let asked = args.cpus.as_deref().map(cpu_list).transpose()?;
-    let mut targets = quell_llc::scan::targets(topology, asked.as_deref())?;
-    let cpus: Vec<CpuId> = match &asked {
-        Some(asked) => asked.clone(),
-        None => {
-            targets.iter().map(|target| target.cpus.clone()).find(|cpus| cpus.len() > 1).unwrap_or_default()
-        }
-    };
-    let [probe, polluter, ..] = cpus[..] else {
-        bail!(
-            "this needs two CPUs, one to measure and one to pollute, and this process may use only CPU {}",
-            quell_topology::format_cpu_list(&topology.allowed)
-        );
+fn choose(args: &Args, topology: &Topology) -> Result<(Target, CpuId)> {
+    let asked = args.cpus.as_deref().map(probe_and_polluter).transpose()?;
+    let mut targets = targets(topology, asked.as_ref().map(<[CpuId; 2]>::as_slice))?;
+    let allowed = format_cpu_list(&topology.allowed);
+    let [probe, polluter] = match asked {
+        Some(asked) => asked,
+        None if topology.allowed.len() < 2 => bail!(
+            "this needs two CPUs, one to measure and one to pollute, and this process may use only CPU {allowed}"
+        ),
+        None => targets.iter().find_map(|target| target.cpus.first_chunk().copied()).with_context(|| {
+            format!("no two of CPU {allowed} are said to share an LLC; name two with --cpus")
+        })?,
     };
     targets.retain(|target| target.cpus.contains(&probe));
     let mut target = targets.into_iter().next().context("nothing is known of that CPU's cache")?;
@@ -98,18 +98,31 @@ fn choose(args: &Args, topology: &quell_topology::Topology) -> Result<(quell_llc
     Ok((target, polluter))
 }
 
+/// Two different CPUs in the order given.
+fn probe_and_polluter(text: &str) -> Result<[CpuId; 2]> {
+    let cpus: Vec<CpuId> =
+        text.split(',').map(cpu_list).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    match cpus[..] {
+        [probe, polluter] if probe != polluter => Ok([probe, polluter]),
+        _ => bail!("--cpus {text} cannot be used: it takes two different CPUs, for example 0,1"),
+    }
+}
+
 fn human(report: &DetectionReport, detection: &Detection) -> String {
-    let mut text = format!(
-        "{} rounds; polluter on CPU {}, sequential over {}; windows around {:.1} ms; {:.1} ms of probe CPU time a round\n\
-         near is a round trip below {}; {} rounds are neither near nor far\n\n",
+    let mut text = wrapped(&format!(
+        "{} rounds; polluter on CPU {}, sequential over {}; windows around {:.1} ms; {:.1} ms of probe CPU time a round.",
         detection.rounds.len(),
         report.cpus[1],
         Bytes(report.working_set_bytes),
         detection.window_ms,
         detection.probe_cpu_ms,
+    ));
+    text += &wrapped(&format!(
+        "Near is a round trip below {}; {} rounds are neither near nor far.",
         detection.limit.near_max_ns.map_or_else(|| "an unknown limit".into(), |ns| format!("{ns:.0} ns")),
         detection.rounds.len() - report.near.n - report.far.n,
-    );
+    ));
+    text.push('\n');
     text += &score_table(report).render(terminal::look());
     text.push('\n');
     text += &duty_table(&detection.rounds).render(terminal::look());

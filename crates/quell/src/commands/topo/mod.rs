@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use quell_core::CpuId;
-use quell_topology::{
-    NearFar, PairReport, Plan, Pooled, Survey, Topology, format_cpu_list, hidden_siblings, parse_cpu_list,
-};
+use quell_topology::{NearFar, PairReport, Plan, Pooled, Survey, Topology, format_cpu_list, hidden_siblings};
 use serde::Serialize;
 
+use super::values::{cpu_list, positive_time};
 use crate::terminal;
 
 /// How long the vCPUs are probed without `--watch`.
@@ -48,17 +47,6 @@ pub(crate) struct Args {
     /// End --watch after this time [default: run until Ctrl-C]
     #[arg(long, value_name = "TIME", requires = "watch", value_parser = positive_time)]
     duration: Option<Duration>,
-}
-
-/// Reads a time such as `500ms` or `1m 30s`.
-fn positive_time(text: &str) -> Result<Duration, String> {
-    let time =
-        humantime::parse_duration(text).map_err(|error| format!("{error}; write for example 500ms or 2m"))?;
-    match time {
-        Duration::ZERO => Err("must be longer than zero".into()),
-        time if time > Duration::from_secs(366 * 24 * 3600) => Err("must be shorter than a year".into()),
-        time => Ok(time),
-    }
 }
 
 /// What the probe saw.
@@ -131,10 +119,7 @@ fn chosen_cpus(args: &Args, topology: &Topology) -> Result<Vec<CpuId>> {
     let Some(list) = &args.cpus else {
         return Ok(topology.allowed.clone());
     };
-    let cpus = parse_cpu_list(list).context("cannot use --cpus")?;
-    if cpus.is_empty() {
-        bail!("--cpus names no CPU; available are {}", format_cpu_list(&topology.allowed));
-    }
+    let cpus = cpu_list(list)?;
     let missing: Vec<CpuId> = cpus.iter().copied().filter(|cpu| !topology.allowed.contains(cpu)).collect();
     if !missing.is_empty() {
         bail!(
@@ -252,7 +237,7 @@ mod tests {
     #[test]
     fn cpus_that_cannot_be_used_are_named_with_those_that_can() {
         let topology = Topology { allowed: vec![CpuId(0), CpuId(1)], ..Topology::default() };
-        for (list, words) in [("99", "CPU 99"), ("0,7-9", "CPU 7-9"), (" ", "names no CPU")] {
+        for (list, words) in [("99", "CPU 99"), ("0,7-9", "CPU 7-9")] {
             let mut args = parse("topo").unwrap();
             args.cpus = Some(list.into());
             let message = chosen_cpus(&args, &topology).unwrap_err().to_string();

@@ -1,0 +1,265 @@
+//! The JSON that the real binary prints: names, types, and the rules that docs/json.md promises.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::{json, measured, quell, run};
+use quell_topology::affinity::allowed;
+use serde_json::{Map, Value};
+
+/// Fields that may be `null`, apart from the value of an estimate.
+const NULLABLE: [&str; 30] = [
+    "advertised_bytes",
+    "auc100",
+    "auc50",
+    "canary_pct",
+    "cpu",
+    "cpu_ms_per_s",
+    "ewma_rate_pct_per_ms",
+    "false_hits_pct",
+    "footprint_bytes",
+    "footprint_pct",
+    "hazard_per_ms",
+    "hypervisor",
+    "interrupted_above_ticks",
+    "lost_at_once_pct",
+    "misfit",
+    "miss_above_ticks",
+    "near_max_ns",
+    "probe_ms_max",
+    "probe_ms_p50",
+    "probe_ms_p99",
+    "reason",
+    "rounds_to_detect",
+    "rtt_ns",
+    "single_ticks_p10",
+    "single_ticks_p50",
+    "single_ticks_p90",
+    "spearman",
+    "tier",
+    "tier_reason",
+    "window_ms",
+];
+
+/// Walks a whole answer: estimates are well-formed, numbers are possible, only what may be unknown is `null`.
+fn check(name: &str, value: &Value) {
+    match value {
+        Value::Object(fields) => {
+            if fields.contains_key("value") {
+                check_estimate(name, fields);
+            }
+            for (name, field) in fields {
+                check(name, field);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| check(name, item)),
+        Value::Number(number) => {
+            let number = number.as_f64().unwrap();
+            assert!(number >= 0.0 || name == "spearman", "{name} is {number}");
+            let of_a_whole = name.ends_with("_pct") && name != "footprint_pct" && name != "canary_pct";
+            assert!(!of_a_whole || number <= 100.0, "{name} is {number} %");
+        }
+        // Not-a-number becomes `null` in JSON, so a `null` in any other place hides one.
+        Value::Null => {
+            assert!(name == "value" || NULLABLE.contains(&name), "{name} is null");
+        }
+        Value::String(_) | Value::Bool(_) => {}
+    }
+}
+
+fn check_estimate(name: &str, fields: &Map<String, Value>) {
+    let keys: Vec<&str> = fields.keys().map(String::as_str).collect();
+    if fields["value"].is_null() {
+        assert_eq!(keys, ["reason", "value"], "{name}");
+        assert!(fields["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{name}");
+        return;
+    }
+    assert_eq!(keys, ["ci95", "n", "value"], "{name}");
+    let value = fields["value"].as_f64().unwrap_or_else(|| panic!("{name}: {fields:?}"));
+    let bounds: Vec<f64> = fields["ci95"].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
+    let slack = 1e-9 * (1.0 + value.abs());
+    assert!(
+        bounds.len() == 2 && bounds[0] <= value + slack && value <= bounds[1] + slack,
+        "{name}: {fields:?}"
+    );
+    assert!(fields["n"].is_u64(), "{name}: {fields:?}");
+}
+
+/// Every field has an entry in docs/json.md.
+fn check_documented(answer: &Value) {
+    fn keys(value: &Value, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(fields) => {
+                found.extend(fields.keys().cloned());
+                fields.values().for_each(|field| keys(field, found));
+            }
+            Value::Array(items) => items.iter().for_each(|item| keys(item, found)),
+            _ => {}
+        }
+    }
+    let document = include_str!("../../../docs/json.md");
+    let mut found = BTreeSet::new();
+    keys(answer, &mut found);
+    for estimate in ["value", "ci95", "n"] {
+        found.remove(estimate);
+    }
+    let known =
+        |key: &String| [format!("`{key}`"), format!("`{key}[]`")].iter().any(|name| document.contains(name));
+    let missing: Vec<&String> = found.iter().filter(|key| !known(key)).collect();
+    assert!(missing.is_empty(), "docs/json.md does not mention {missing:?}");
+}
+
+fn check_answer(answer: &Value, schema: &str) {
+    assert_eq!(answer["schema"], schema);
+    check("", answer);
+    check_documented(answer);
+}
+
+/// The fields exist and are estimates.
+fn estimates(of: &Value, names: &[&str]) {
+    for name in names {
+        assert!(of[name].as_object().is_some_and(|fields| fields.contains_key("value")), "{name} in {of}");
+    }
+}
+
+/// The fields exist and are numbers, or `null` as far as [`check`] lets them.
+fn numbers(of: &Value, names: &[&str]) {
+    let fields = of.as_object().unwrap_or_else(|| panic!("{of} is not an object"));
+    for name in names {
+        let field = fields.get(*name).unwrap_or_else(|| panic!("{name} is missing in {of}"));
+        assert!(field.is_number() || field.is_null(), "{name} is {field}");
+    }
+}
+
+fn one_of(of: &Value, name: &str, choices: &[&str]) {
+    assert!(of[name].as_str().is_some_and(|text| choices.contains(&text)), "{name} is {}", of[name]);
+}
+
+/// What one LLC's entry in a scan and a line of a watch have in common.
+fn check_llc(llc: &Value) {
+    assert!(llc["cpus"].as_array().is_some_and(|cpus| !cpus.is_empty()), "{llc}");
+    estimates(llc, &["half_life_ms", "hazard_per_ms", "rate_pct_per_ms"]);
+    numbers(llc, &["window_ms", "windows"]);
+    one_of(llc, "source", &["outside", "own", "mixed", "unknown"]);
+    assert!(llc["source_grounds"].is_string());
+    if llc["tier"].is_null() {
+        assert!(llc["tier_reason"].is_string(), "{llc}");
+    } else {
+        one_of(llc, "tier", &["quiet", "moderate", "heavy", "saturated"]);
+        assert!(llc["tier_reason"].is_null(), "{llc}");
+    }
+    numbers(&llc["discarded_windows"], &["placement", "tsc_gap", "preempted"]);
+    numbers(&llc["cost"], &["cpu_ms_per_s", "footprint_bytes", "footprint_pct", "canary_pct"]);
+}
+
+#[test]
+fn scan() {
+    let Some(text) = measured(&run(quell("scan --json --duration 2s"))) else { return };
+    let answer = json(&text);
+    check_answer(&answer, "quell.scan/1");
+    let llcs = answer["llcs"].as_array().unwrap();
+    assert!(!llcs.is_empty());
+    for llc in llcs {
+        check_llc(llc);
+        estimates(llc, &["shape"]);
+        numbers(llc, &["id", "advertised_bytes", "misfit", "lost_at_once_pct", "false_hits_pct"]);
+        assert_eq!(llc["engine"], "canary");
+        for point in llc["survival"].as_array().unwrap() {
+            assert!(point["exposure_ms"].is_number() && point["evicted_pct"].is_number());
+        }
+        let usable = llc["usable_bytes"].as_object().unwrap();
+        match (usable.get("lo"), usable.get("hi"), usable.get("reason")) {
+            (Some(lo), Some(hi), None) => assert!(lo.as_u64().unwrap() <= hi.as_u64().unwrap()),
+            (None, None, Some(reason)) => assert!(usable["value"].is_null() && reason.is_string()),
+            _ => panic!("{usable:?}"),
+        }
+    }
+    estimates(&answer["placement"], &["near_pct", "switches_per_s"]);
+    for pair in answer["placement"]["pairs"].as_array().unwrap() {
+        assert_eq!(pair["cpus"].as_array().unwrap().len(), 2);
+        estimates(pair, &["near_pct", "switches_per_s", "near_dwell_ms", "far_dwell_ms"]);
+        one_of(pair, "verdict", &["near", "far", "floating", "unknown"]);
+    }
+    numbers(&answer["cost"], &["cpu_ms_per_s", "footprint_bytes", "footprint_pct", "canary_pct"]);
+    numbers(&answer["discarded_windows"], &["placement", "tsc_gap", "preempted"]);
+    assert!(answer["verdict"].as_array().is_some_and(|sentences| !sentences.is_empty()));
+    assert!(answer["notes"].is_array() && answer["duration_s"].is_number());
+    assert_eq!(answer["quell_version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn watch() {
+    let Some(text) = measured(&run(quell("watch --json --duration 2s"))) else { return };
+    let records: Vec<Value> = text.lines().map(json).collect();
+    assert!(!records.is_empty());
+    for record in &records {
+        check_answer(record, "quell.watch/1");
+        check_llc(record);
+        numbers(record, &["time_s", "llc", "period", "ewma_rate_pct_per_ms"]);
+        estimates(&record["placement"], &["near_pct", "switches_per_s"]);
+        numbers(&record["latency"], &["probe_ms_p50", "probe_ms_p99", "probe_ms_max"]);
+        let of_this_llc = records.iter().filter(|other| other["llc"] == record["llc"]);
+        assert_eq!(of_this_llc.count(), 2, "two periods of a second");
+    }
+}
+
+#[test]
+fn calibrate() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("latency.svg");
+    let mut command = quell("calibrate --json --period 200ms --svg");
+    command.arg(&picture);
+    let output = run(command);
+    common::complaint(&output);
+    let answer = json(std::str::from_utf8(&output.stdout).unwrap());
+    check_answer(&answer, "quell.calibrate/1");
+    let failed = answer["miss_above_ticks"].is_null();
+    assert_eq!(output.status.code(), Some(if failed { 2 } else { 0 }));
+    assert_eq!(answer["reason"].is_string(), failed);
+    let classes: Vec<&str> =
+        answer["classes"].as_array().unwrap().iter().map(|class| class["name"].as_str().unwrap()).collect();
+    assert_eq!(classes, ["L1/L2", "LLC", "memory"]);
+    for class in answer["classes"].as_array().unwrap() {
+        numbers(
+            class,
+            &["n", "single_ticks_p10", "single_ticks_p50", "single_ticks_p90", "chain_ticks", "chain_ns"],
+        );
+    }
+    estimates(&answer["advice"], &["half_life_ms"]);
+    numbers(&answer["advice"], &["window_ms", "configured_ms"]);
+    assert!(std::fs::read_to_string(picture).unwrap().starts_with("<svg"));
+}
+
+#[test]
+fn bench_detect() {
+    let [polluter, probe, ..] = allowed().unwrap()[..] else {
+        println!("skipped: this needs two CPUs");
+        return;
+    };
+    let command = quell(&format!("bench detect --cpus {probe},{polluter} --rounds 10 --json"));
+    let Some(text) = measured(&run(command)) else { return };
+    let answer = json(&text);
+    check_answer(&answer, "quell.detect/1");
+    assert_eq!(answer["cpus"], serde_json::json!([probe, polluter]), "in the order given");
+    for group in ["all", "near", "far"] {
+        numbers(&answer[group], &["n", "spearman", "auc50", "auc100", "rounds_to_detect"]);
+        assert!(answer[group]["n"].is_u64());
+    }
+    let samples = answer["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 10);
+    for sample in samples {
+        numbers(sample, &["duty_pct", "hazard_per_ms", "windows", "rtt_ns", "polluter_gb_per_s", "at_ms"]);
+        one_of(sample, "placement", &["near", "far", "unknown"]);
+    }
+}
+
+#[test]
+fn topo() {
+    let output = run(quell("topo --json --no-probe"));
+    assert_eq!(output.status.code(), Some(0), "{}", common::complaint(&output));
+    let answer = json(std::str::from_utf8(&output.stdout).unwrap());
+    assert_eq!(answer["schema"], "quell.topo/1");
+    check_documented(&answer);
+    assert!(answer["placement"].is_null() && answer["not_probed"].is_string());
+}
