@@ -10,7 +10,8 @@ use quell_llc::scan::ScanSettings;
 use quell_report::{Cell, Column, Look, Table, Tone};
 use quell_topology::format_cpu_list;
 
-use super::monitor_args::{MonitorArgs, cpu_list, read_topology};
+use super::monitor_args::{MonitorArgs, read_topology};
+use super::values::cpu_list;
 use crate::terminal;
 
 /// Checks whether measurements on this machine can be trusted, and says what to do where they cannot (about
