@@ -68,7 +68,7 @@ fn readings() -> Readings {
         window_ms: 7.2,
         windows: 60,
         discarded: Discarded::default(),
-        lost_at_once: 0.02,
+        lost_at_once: Some(0.02),
         false_hits: Some(0.001),
         cpu_ms_per_s: 3.5,
         curve,
