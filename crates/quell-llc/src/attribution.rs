@@ -103,9 +103,17 @@ impl Attribution {
             return Err("hardly anything was evicted".into());
         }
         let busy_windows = || period.iter().filter(|w| w.own_cpus >= BUSY_CPUS);
-        let idle = period.iter().all(|w| w.own_cpus < QUIET_CPUS);
-        if idle {
+        if period.iter().all(|w| w.own_cpus < QUIET_CPUS) {
             return Ok(Verdict { source: Source::Outside, grounds: "our own VM was idle meanwhile".into() });
+        }
+        // Even if all evictions while our VM did anything were our own doing, they would be this part.
+        let pressures = || period.iter().map(|w| (w.own_cpus, pressure(w.share, w.exposure_ms, shape)));
+        let all: f64 = pressures().map(|(_, pressure)| pressure).sum();
+        let at_most = pressures().filter(|(cpus, _)| *cpus >= QUIET_CPUS).map(|(_, p)| p).sum::<f64>() / all;
+        if at_most < 1.0 - ALONE {
+            let grounds =
+                format!("at most {:.0} % fell into times when our own VM did anything", at_most * 100.0);
+            return Ok(Verdict { source: Source::Outside, grounds });
         }
         let busy_share = busy_windows().count() as f64 / period.len() as f64;
         let quiet = self.group(shape, |w| w.own_cpus < QUIET_CPUS);
@@ -198,6 +206,13 @@ mod tests {
         assert_eq!(source(&windows(0.01, 0.3, 2)), Source::Own);
         assert_eq!(source(&windows(0.12, 0.22, 2)), Source::Mixed);
         assert_eq!(source(&windows(0.2, 0.2, 1)), Source::Unknown);
+    }
+
+    #[test]
+    fn a_little_work_of_our_own_does_not_hide_the_neighbors() {
+        let verdict = Attribution::default().label(&windows(0.2, 0.3, 20), 2.5);
+        assert_eq!(verdict.source, Source::Outside, "{}", verdict.grounds);
+        assert!(verdict.grounds.starts_with("at most 1"), "{}", verdict.grounds);
     }
 
     #[test]
