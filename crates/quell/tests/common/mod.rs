@@ -56,10 +56,8 @@ pub fn complaint(output: &Output) -> String {
     text
 }
 
-/// Standard output of a command that measures; `None`, and the reason is printed, where this machine does not
-/// allow to measure.
-pub fn measured(output: &Output) -> Option<String> {
-    /// What the commands say of a machine that is too odd or too busy.
+/// Whether a command complained of a machine that is too odd or too busy to measure anything; then it is printed.
+pub fn cannot_measure(complaint: &str) -> bool {
     const REASONS: [&str; 5] = [
         "is not watched",
         "cannot tell hits from misses",
@@ -67,9 +65,17 @@ pub fn measured(output: &Output) -> Option<String> {
         "RDTSCP",
         "did not start within",
     ];
-    let complaint = complaint(output);
-    if output.status.code() == Some(2) && REASONS.iter().any(|reason| complaint.contains(reason)) {
+    let found = REASONS.iter().any(|reason| complaint.contains(reason));
+    if found {
         println!("skipped: {}", complaint.trim());
+    }
+    found
+}
+
+/// Standard output of a command that measures; `None` where this machine does not allow to measure.
+pub fn measured(output: &Output) -> Option<String> {
+    let complaint = complaint(output);
+    if output.status.code() == Some(2) && cannot_measure(&complaint) {
         return None;
     }
     assert_eq!(output.status.code(), Some(0), "{complaint}");

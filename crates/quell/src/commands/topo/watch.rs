@@ -1,6 +1,6 @@
 //! `quell topo --watch`: the placement as a time series.
 
-use std::io::{Write, stdout};
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::text::{self, with_interval};
 use super::{Placement, SPACING, findings, placement};
+use crate::terminal;
 
 /// More pairs than this are watched as groups.
 const LISTED_PAIRS: usize = 6;
@@ -40,8 +41,9 @@ struct Line<'a> {
 pub(super) fn run(options: &Options<'_>) -> Result<()> {
     let mut survey = Survey::new(options.plan).context("cannot probe the vCPUs")?;
     if !options.json {
-        let mut out = stdout().lock();
+        let mut out = Vec::new();
         writeln!(out, "{:>9}  {:12} {:20} {:20} {:>9}", "time s", "pair", "near %", "switches/s", "RTT ns")?;
+        terminal::print(&String::from_utf8_lossy(&out))?;
     }
     let over = |survey: &Survey| {
         options.stop.load(Ordering::Relaxed)
@@ -64,7 +66,7 @@ pub(super) fn run(options: &Options<'_>) -> Result<()> {
 fn print(options: &Options<'_>, survey: &Survey, since: Duration, summary: bool) -> Result<()> {
     let seen = placement(options.topology, options.plan, survey, since);
     let at_s = survey.elapsed().as_secs_f64();
-    let mut out = stdout().lock();
+    let mut out = Vec::new();
     if options.json {
         let line = Line { schema: "quell.topo.watch/1", at_s, summary, placement: &seen };
         serde_json::to_writer(&mut out, &line)?;
@@ -98,6 +100,5 @@ fn print(options: &Options<'_>, survey: &Survey, since: Duration, summary: bool)
             )?;
         }
     }
-    out.flush()?;
-    Ok(())
+    terminal::print(&String::from_utf8_lossy(&out))
 }
