@@ -53,8 +53,8 @@ const DRAIN_MS: f64 = 0.02;
 /// The largest working set must reach this multiple of the advertised size to find its end.
 const ENOUGH: f64 = 1.4;
 
-/// Pages an arena should have to measure an LLC of `advertised` bytes; with less than [`ENOUGH`] of half of
-/// it, there is no answer.
+/// Pages an arena should have to measure an LLC of `advertised` bytes; with less than 0.7 of
+/// them, there is no answer.
 #[must_use]
 pub fn pages(advertised: Bytes) -> u32 {
     u32::try_from(2 * advertised.0 / u64::from(PAGE_BYTES)).unwrap_or(u32::MAX / LINES_PER_PAGE)

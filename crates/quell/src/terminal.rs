@@ -81,7 +81,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// Writes `value` to standard output as indented JSON.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).context("cannot put the result into JSON")?;
     print(&(text + "\n"))

@@ -13,7 +13,7 @@ pub const SCHEMA: &str = "quell.detect/1";
 /// The experiment's outcome with all samples.
 #[derive(Clone, Debug, Serialize)]
 pub struct DetectionReport {
-    /// [`SCHEMA`].
+    /// Name and version of the schema.
     pub schema: &'static str,
     /// What it ran on.
     pub machine: Machine,

@@ -15,7 +15,7 @@ const SOURCES: f64 = 0.95;
 /// All cells with their rounds, and the totals.
 #[derive(Clone, Debug, Serialize)]
 pub struct TruthReport {
-    /// [`SCHEMA`].
+    /// Name and version of the schema.
     pub schema: &'static str,
     /// Always true: none of this was measured on real hardware.
     pub simulated: bool,

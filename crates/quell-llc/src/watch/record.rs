@@ -17,7 +17,7 @@ pub const SCHEMA: &str = "quell.watch/1";
 /// One period of one LLC.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
-    /// [`SCHEMA`].
+    /// Name and version of the schema.
     pub schema: &'static str,
     /// End of the period, in seconds since 1970.
     pub time_s: f64,

@@ -9,8 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Nothing here takes longer, however busy the machine is; what does, hangs.
-const DEADLINE: Duration = Duration::from_secs(90);
+/// Nothing here takes more seconds, however busy the machine is; what does, hangs.
+const DEADLINE_S: u32 = 90;
 
 /// The command with its arguments, which are separated by blanks.
 pub fn quell(arguments: &str) -> Command {
@@ -29,7 +29,9 @@ pub fn finish(child: Child) -> Output {
     let pid = child.id();
     let (done, over) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        if over.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
+        // Counted second by second, so that a machine that was suspended meanwhile does not count as a hang.
+        let second = || over.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout);
+        if (0..DEADLINE_S).all(|_| second()) {
             signal(pid, Signal::SIGKILL);
         }
     });

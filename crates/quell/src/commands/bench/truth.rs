@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         terminal::print(&human(&report))?;
     }
     if stop.load(Ordering::Relaxed) {
-        eprintln!("note: interrupted; the figures are those of the rounds so far");
+        terminal::complain("note: interrupted; the figures are those of the rounds so far");
     }
     Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
