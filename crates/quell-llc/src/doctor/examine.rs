@@ -22,7 +22,7 @@ const SURVEY: Duration = Duration::from_millis(1_400);
 /// Time between two round trips of a pair; hosts were seen to move vCPUs every 50-160 ms.
 const SPACING: Duration = Duration::from_millis(15);
 
-/// As [`scan::targets`], but a time-stamp counter that cannot be used yields no target instead of an error: the
+/// As [`scan::targets()`], but a time-stamp counter that cannot be used yields no target instead of an error: the
 /// diagnosis is then that very fact.
 ///
 /// # Errors
