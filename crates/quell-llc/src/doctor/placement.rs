@@ -37,8 +37,9 @@ fn apart_though_said_shared(placement: &Placement) -> Option<Finding> {
             title: "CPUs that are said to share a cache do not",
             evidence,
             remedy: "The kernel schedules by a wrong map, and what is measured on one of these CPUs does not hold \
-                     for the other. Measure each by itself (`--cpus`), and let the hypervisor pass the real \
-                     topology on (pinned vCPUs, one virtual socket or die per host LLC)."
+                     for the other. If `quell topo --watch` sees them together at other times, the host moves the \
+                     vCPUs. Otherwise let the hypervisor pass the real topology on (pinned vCPUs, one virtual \
+                     socket or die per host LLC), and until then measure each CPU by itself (`--cpus`)."
                 .into(),
         },
     )

@@ -90,9 +90,8 @@ fn busy_cpu(cache: &Cache) -> Option<Finding> {
         severity: if time.other_pct > BUSY_PCT[1] { Severity::Warning } else { Severity::Note },
         title: "The probe's CPU has other work to do",
         evidence: format!("{}: {}", cache.name(), cache.surroundings()),
-        remedy: "What that work evicts is this VM's own doing and is counted; whether it or a neighbor evicts can only \
-                 be told if it pauses now and then. Put the probe on a calmer CPU of the same LLC by naming that CPU \
-                 first and alone (`--cpus`)."
+        remedy: "What that work evicts is counted as this VM's own doing; whether it or a neighbor evicts can only be \
+                 told if it pauses now and then. A calmer CPU measures better: name it alone (for example `--cpus 3`)."
             .into(),
     })
 }

@@ -2,7 +2,7 @@
 
 use quell_core::stats::survival::FitError;
 
-use super::Cache;
+use super::{Cache, Readings};
 use crate::calibrate::MAX_FALSE_HITS;
 use crate::doctor::{Finding, Rule, Severity};
 use crate::monitor::MAX_LOST_AT_ONCE;
@@ -26,8 +26,10 @@ const USEFUL: std::ops::RangeInclusive<f64> = 0.1..=0.9;
 /// An exposure up to this multiple of the shortest window is as short as it gets: timer latency, priming and
 /// probing come on top of the window.
 const FLOOR: f64 = 3.0;
-/// Windows lost to moves of the vCPU, in percent, from which on they are worth mentioning, if at least two.
-const MANY_MOVES_PCT: f64 = 4.0;
+/// From this share of the longest allowed window on, windows are as long as they get.
+const NEARLY_LONGEST: f64 = 0.75;
+/// Windows lost to moves of the vCPU, in percent, from which on they are worth mentioning, if at least three.
+const MANY_MOVES_PCT: f64 = 3.0;
 
 /// A problem if no period is left, otherwise a warning.
 fn weight(all_refused: bool) -> Severity {
@@ -72,7 +74,7 @@ fn not_held(cache: &Cache) -> Option<Finding> {
         ),
         remedy: if cannot {
             "A rate of 100 % would be the probe's own failure, so such periods are refused. Either hardly any of the \
-             LLC is left to this VM (see the usable capacity in `quell scan`), or the CPU is too disturbed: try \
+             LLC is left to this VM (see the usable capacity in `quell scan`; an emulator has none at all), or the CPU is too disturbed: try \
              `--cpus`, `--priority` (root) or a calmer time."
         } else {
             "Nothing to do: the loss is measured and taken out of every estimate."
@@ -108,11 +110,30 @@ fn no_usable_window(cache: &Cache) -> Option<Finding> {
     })
 }
 
+/// What the windows saw of a half-life that lies outside of them: a guess at it, or else `extreme`.
+fn beyond(readings: &Readings, extreme: impl FnOnce() -> String) -> String {
+    readings.summary.curve.guess.map_or_else(extreme, |law| {
+        format!("the half-life is about {:.1} ms, out of reach of the windows", law.half_life_ms())
+    })
+}
+
 fn stuck_at_zero(cache: &Cache) -> Option<Finding> {
-    let Some(FitError::Quiet(longest_ms)) = cache.readings()?.fit_error() else { return None };
+    let readings = cache.readings()?;
+    let Some(FitError::Quiet(longest_ms)) = readings.fit_error() else { return None };
     let (controls, sound) = cache.controls();
-    let evidence =
-        format!("{}: hardly any line was lost within {longest_ms:.0} ms; {controls}", cache.name());
+    let seen = beyond(readings, || format!("hardly any line was lost within {longest_ms:.0} ms"));
+    let evidence = format!("{}: {seen}; {controls}", cache.name());
+    if sound && readings.summary.curve.guess.is_some() && longest_ms < NEARLY_LONGEST * WINDOW_MS.end() {
+        return Some(Finding {
+            id: "rate-stuck-at-0",
+            severity: Severity::Warning,
+            title: "The windows are too short: the half-life lies beyond them",
+            evidence,
+            remedy: "Watch longer, so that they adapt, or start with longer ones (`--window`, `--profile batch`); \
+                     periods must have room for them (`--period`)."
+                .into(),
+        });
+    }
     Some(if sound {
         Finding {
             id: "rate-stuck-at-0",
@@ -142,8 +163,8 @@ fn stuck_at_hundred(cache: &Cache) -> Option<Finding> {
     let readings = cache.readings()?;
     let Some(FitError::Saturated(shortest_ms)) = readings.fit_error() else { return None };
     let (controls, sound) = cache.controls();
-    let evidence =
-        format!("{}: nearly all lines were lost within {shortest_ms:.2} ms; {controls}", cache.name());
+    let seen = beyond(readings, || format!("nearly all lines were lost within {shortest_ms:.2} ms"));
+    let evidence = format!("{}: {seen}; {controls}", cache.name());
     let finding = |severity, title, remedy: String| Finding {
         id: "rate-stuck-at-100",
         severity,
@@ -244,7 +265,7 @@ fn vcpu_moves(cache: &Cache) -> Option<Finding> {
     let readings = cache.readings()?;
     let moves = readings.summary.discarded.placement;
     let pct = readings.pct_of_windows(moves);
-    (moves >= 2 && pct >= MANY_MOVES_PCT).then(|| Finding {
+    (moves >= 3 && pct >= MANY_MOVES_PCT).then(|| Finding {
         id: "vcpu-moves",
         severity: Severity::Warning,
         title: "The host moves the probe's vCPU to other caches",
@@ -262,7 +283,6 @@ fn vcpu_moves(cache: &Cache) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::cache::Readings;
     use crate::doctor::invented::{cache, curve, cut_off};
 
     fn with(change: impl FnOnce(&mut Readings)) -> Cache {
@@ -329,6 +349,11 @@ mod tests {
         assert!(finding.evidence.contains("32 ms") && finding.evidence.contains("0.1 % of flushed"));
         quiet.calibration.as_mut().unwrap().spilled_share = 0.4;
         assert_eq!(severity(stuck_at_zero, &quiet), Some(Severity::Problem));
+        let adapting = with(|readings| readings.summary.curve = cut_off(6.0, 0.2));
+        let finding = stuck_at_zero(&adapting).unwrap();
+        assert!(finding.title.contains("too short") && finding.evidence.contains("half-life is about"));
+        let long = with(|readings| readings.summary.curve = cut_off(31.0, 0.2));
+        assert_eq!(severity(stuck_at_zero, &long), Some(Severity::Note));
         let unchecked = with(|readings| {
             readings.summary.curve = cut_off(32.0, 0.01);
             readings.summary.false_hits = None;
