@@ -49,6 +49,7 @@ pub struct Canary {
     spill: Vec<Line>,
     samples: Vec<Sample>,
     typical_prime_ms: f64,
+    typical_probe_ms: f64,
 }
 
 impl Canary {
@@ -56,7 +57,13 @@ impl Canary {
     #[must_use]
     pub fn new(layout: Layout, spill: Spill) -> Self {
         let spill = layout.spill(spill);
-        Self { layout, spill, samples: Vec::with_capacity(1024), typical_prime_ms: f64::INFINITY }
+        Self {
+            layout,
+            spill,
+            samples: Vec::with_capacity(1024),
+            typical_prime_ms: f64::INFINITY,
+            typical_probe_ms: f64::INFINITY,
+        }
     }
 
     /// The lines by role.
@@ -102,7 +109,11 @@ impl Canary {
         let (sentinels, canary) = self.samples.split_at(self.layout.sentinels.len());
         let (sentinels, canary) = (limits.count(sentinels), limits.count(canary));
         let prime_ms = ms(primed - before);
-        let stretched = prime_ms > self.typical_prime_ms * 4.0 + GAP_MS;
+        let probe_ms = ms(end - probe_start);
+        // A probe that finds everything evicted takes several times as long as one that finds it cached.
+        let stretched = prime_ms > self.typical_prime_ms * 4.0 + GAP_MS
+            || probe_ms > self.typical_probe_ms * 8.0 + GAP_MS;
+        self.typical_probe_ms = self.typical_probe_ms.min(probe_ms);
         self.typical_prime_ms = self.typical_prime_ms.min(prime_ms);
         let longest = self.samples.iter().map(|sample| sample.ticks).max().unwrap_or(0);
         WindowResult {
@@ -113,7 +124,7 @@ impl Canary {
             gap: stretched || f64::from(longest) > GAP_MS * ticks_per_ms,
             preempted: memory.involuntary_switches() > switches,
             cpu_ms: memory.cpu_ms() - cpu,
-            probe_ms: ms(end - probe_start),
+            probe_ms,
         }
     }
 

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Finds, explains and removes memory stalls inside Linux virtual machines.
+/// Finds and explains memory stalls inside Linux virtual machines.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 struct Cli {

@@ -18,7 +18,7 @@ use super::loads;
 #[derive(Debug, thiserror::Error)]
 pub enum HwError {
     /// The operating system gave no memory.
-    #[error("cannot map {bytes} of memory for the probe; free some memory or give it a smaller limit")]
+    #[error("cannot map {bytes} of memory for the probe; free some memory or raise this process's limit")]
     Map {
         /// What was asked for.
         bytes: Bytes,

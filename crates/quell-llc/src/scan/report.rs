@@ -152,7 +152,7 @@ impl ScanReport {
     #[must_use]
     pub fn new(topology: &Topology, scans: &[LlcScan], duration: Duration, mut notes: Vec<String>) -> Self {
         let llcs: Vec<LlcReport> = scans.iter().map(LlcReport::new).collect();
-        let placement = PlacementReport::new(scans, &topology.allowed);
+        let placement = PlacementReport::new(scans);
         notes.extend(topology.notes.iter().cloned());
         notes.extend(scans.iter().flat_map(|scan| scan.notes.iter().cloned()));
         let mut discarded = Discarded::default();
@@ -269,7 +269,7 @@ impl LlcReport {
 }
 
 impl PlacementReport {
-    fn new(scans: &[LlcScan], allowed: &[CpuId]) -> Self {
+    fn new(scans: &[LlcScan]) -> Self {
         let pairs: Vec<PairReport> = scans
             .iter()
             .flat_map(|scan| &scan.companions)
@@ -278,8 +278,8 @@ impl PlacementReport {
         let near = |pair: &&PairReport| pair.summary.near_pct.value().unwrap_or(f64::INFINITY);
         let worst = pairs.iter().min_by(|a, b| near(a).total_cmp(&near(b)));
         let unknown = || {
-            Estimate::unknown(if allowed.len() < 2 {
-                "this process may use one CPU only, so there is no pair to watch"
+            Estimate::unknown(if scans.iter().map(|scan| scan.target.cpus.len()).sum::<usize>() < 2 {
+                "only one CPU is measured, so there is no pair to watch"
             } else {
                 "no two of the measured CPUs are said to share an LLC"
             })

@@ -69,12 +69,19 @@ fn capacity(lo: u64, hi: u64, advertised: u64) -> String {
     format!("Of {} advertised, {lo:.0} to {hi:.0} MiB can be held at the moment.", Bytes(advertised))
 }
 
+/// An interval wider than this, in percent points, says nothing about how much of the time.
+const VAGUE_PCT: f64 = 50.0;
+
 fn pair(pair: &PairReport) -> Option<String> {
     let [a, b] = pair.cpus;
-    let near = pair.summary.near_pct.value()?;
+    let (near, [lo, hi]) = pair.summary.near_pct.value().zip(pair.summary.near_pct.ci95())?;
     match pair.summary.verdict {
+        Sharing::Floating if hi - lo > VAGUE_PCT => Some(format!(
+            "The host was seen to move the vCPUs: CPU {a} and {b} shared a cache at times only. How much of the time \
+             cannot be said from so few moves; `quell topo --watch` can.",
+        )),
         Sharing::Floating => Some(format!(
-            "The host moves the vCPUs: CPU {a} and {b} shared a cache {near:.0} % of the time. What one of them \
+            "The host moves the vCPUs: CPU {a} and {b} shared a cache {near:.0} % of the time ({lo:.0} to {hi:.0}). What one of them \
              brings into the cache is often not there for the other.",
         )),
         Sharing::Far => Some(format!(

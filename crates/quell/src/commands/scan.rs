@@ -1,6 +1,7 @@
 //! `quell scan`.
 
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -89,7 +90,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         },
     );
     bar.finish_and_clear();
-    let report = ScanReport::new(&topology, &scans, start.elapsed(), Vec::new());
+    let mut notes = Vec::new();
+    if stop.load(Ordering::Relaxed) {
+        notes.push(format!(
+            "interrupted after {:.1} s; the figures are those so far",
+            start.elapsed().as_secs_f64()
+        ));
+    }
+    let report = ScanReport::new(&topology, &scans, start.elapsed(), notes);
     if args.json {
         terminal::print_json(&report)?;
     } else {
