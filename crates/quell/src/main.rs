@@ -30,7 +30,7 @@ enum Command {
     Doctor(commands::doctor::Args),
     /// Show CPUs, caches and NUMA nodes, and which vCPUs really share a cache.
     Topo(commands::topo::Args),
-    /// Measure what moving pages between NUMA nodes costs here, and how much of it is not the copy.
+    /// Measure what moving pages between NUMA nodes costs here, beyond the copy.
     Migrate(commands::migrate::Args),
     /// Build a kernel, boot it in QEMU, and run A/B experiments on fresh guests.
     Lab(commands::lab::Args),
