@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod lab;
 mod step;
 mod summary;
 mod test;
@@ -24,11 +25,14 @@ struct Cli {
 enum Task {
     /// Check formatting, lints, tests, doc tests and documentation of the whole workspace.
     Test(test::Args),
+    /// Install what building kernels and booting guests needs (Debian 12 and 13).
+    LabSetup(lab::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Test(args) => test::run(&args),
+        Task::LabSetup(args) => lab::setup(&args),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -8,6 +8,7 @@ mod terminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use quell_lab::agent;
 
 /// Finds and explains memory stalls inside Linux virtual machines.
 #[derive(Debug, Parser)]
@@ -29,17 +30,30 @@ enum Command {
     Doctor(commands::doctor::Args),
     /// Show CPUs, caches and NUMA nodes, and which vCPUs really share a cache.
     Topo(commands::topo::Args),
+    /// Measure what moving pages between NUMA nodes costs here, beyond the copy.
+    Migrate(commands::migrate::Args),
+    /// Build a kernel, boot it in QEMU, and run A/B experiments on fresh guests.
+    Lab(commands::lab::Args),
     /// Measure how well the measurements themselves work.
     Bench(commands::bench::Args),
 }
 
 fn main() -> ExitCode {
+    // In a guest of the lab this binary is the first process, and starts itself again for each job.
+    if agent::is_init() {
+        agent::run_init();
+    }
+    if std::env::args_os().nth(1).is_some_and(|arg| arg == agent::WORK_ARG) {
+        return commands::lab::work();
+    }
     let outcome = match Cli::parse().command {
         Command::Scan(args) => commands::scan::run(&args),
         Command::Watch(args) => commands::watch::run(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Topo(args) => commands::topo::run(&args),
+        Command::Migrate(args) => commands::migrate::run(&args),
+        Command::Lab(args) => commands::lab::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
     };
     match outcome {

@@ -1,5 +1,6 @@
 //! Statistics that the measurements need and that must be the same everywhere.
 
+pub mod clustered;
 pub mod jackknife;
 pub mod quantile;
 pub mod rank;
@@ -7,7 +8,7 @@ pub mod smoothing;
 pub mod survival;
 
 pub use jackknife::jackknife;
-pub use quantile::quantile;
+pub use quantile::{quantile, quantile_floor};
 pub use rank::{auc, spearman};
 pub use smoothing::{Ewma, Hysteresis};
 pub use survival::{FitError, Survival, Window};

@@ -3,6 +3,7 @@
 //! Values that are unknown, not finite or absurdly large (beyond ±10¹⁵) are left out as gaps, never drawn as
 //! zero. A plot without any value has axes and no curve.
 
+mod cumulative;
 mod histogram;
 mod series;
 mod survival;
@@ -14,6 +15,7 @@ use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
+pub use cumulative::{Group, cumulative};
 pub use histogram::latency_histogram;
 pub use series::{Level, Line, TimeSeries, time_series};
 pub use survival::{Fit, SurvivalPlot, SurvivalPoint, survival};

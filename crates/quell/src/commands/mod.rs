@@ -3,6 +3,8 @@
 pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod doctor;
+pub(crate) mod lab;
+pub(crate) mod migrate;
 mod monitor_args;
 pub(crate) mod scan;
 pub(crate) mod topo;

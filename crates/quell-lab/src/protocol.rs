@@ -1,0 +1,149 @@
+//! What host and guest say to each other, one JSON object a line.
+
+use std::collections::BTreeMap;
+
+use quell_migrate::{Plan, Settings};
+use serde::{Deserialize, Serialize};
+
+/// What a guest is to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Workload {
+    /// The `move_pages` workload.
+    Migrate(Plan),
+    /// A subcommand of `quell` whose standard output is kept as `stdout` in the guest's directory.
+    Quell(QuellCommand),
+}
+
+/// A subcommand of `quell`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuellCommand {
+    /// The words after `quell`.
+    pub args: Vec<String>,
+}
+
+/// Host to guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Request {
+    /// Run a job.
+    Job(Job),
+    /// Power off.
+    Shutdown,
+}
+
+/// One job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// What to run.
+    pub workload: Workload,
+    /// Values for `/proc/sys`, by name (`vm.migrate_drain`), set before the job; one that does not exist
+    /// fails the job.
+    #[serde(default)]
+    pub sysctl: BTreeMap<String, String>,
+    /// Files to fetch after the job, as raw bytes.
+    #[serde(default)]
+    pub collect: Vec<String>,
+    /// Kill the job after this many seconds.
+    pub timeout_s: u64,
+}
+
+/// Guest to host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Message {
+    /// The agent is ready.
+    Hello(Hello),
+    /// One measurement.
+    Sample(Measurement),
+    /// The workload's own surroundings.
+    Settings(Settings),
+    /// A line that the job wrote to its standard error, or about it.
+    Log(String),
+    /// A collected file; its bytes were written to the bulk port before this line.
+    File {
+        /// Path in the guest.
+        path: String,
+        /// Bytes on the bulk port.
+        bytes: u64,
+    },
+    /// The job is over.
+    Done(Done),
+}
+
+/// What the guest is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Version of the agent.
+    pub version: String,
+    /// As `uname -r` prints it.
+    pub kernel: String,
+    /// The kernel's command line.
+    pub cmdline: String,
+    /// CPUs online.
+    pub cpus: usize,
+    /// Nodes with memory.
+    pub nodes: Vec<u32>,
+    /// Seconds from the kernel's start to the agent.
+    pub uptime_s: String,
+}
+
+/// One measured value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// What was measured.
+    pub metric: String,
+    /// What it was measured on: only values with equal dimensions are compared.
+    pub dimensions: BTreeMap<String, String>,
+    /// The value.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+    /// What else was counted in this sample; `failed`, `misplaced` and `corrupt` must be zero in both arms.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, u64>,
+}
+
+/// The end of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Done {
+    /// Exit status, if it exited.
+    pub exit_code: Option<i32>,
+    /// Signal that killed it.
+    pub signal: Option<i32>,
+    /// It was killed at its time limit.
+    pub timed_out: bool,
+    /// What `/proc/vmstat` counted during the job; counters that did not move are left out.
+    pub vmstat: BTreeMap<String, i64>,
+}
+
+/// One line of the protocol, with its end.
+pub(crate) fn to_line<T: Serialize>(value: &T) -> Vec<u8> {
+    let mut line = serde_json::to_vec(value).expect("messages are plain data");
+    line.push(b'\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_migrate::{Call, Case, Toucher};
+
+    use super::*;
+
+    #[test]
+    fn a_job_survives_the_wire_and_is_one_line() {
+        let case =
+            Case { call: Call::Move, pages: 16, touched_by: Toucher::Other, from: Some(0), to: Some(1) };
+        let workload = Workload::Migrate(Plan { samples: 600, warmup: 10, cpu: 0, cases: vec![case] });
+        let job = Job {
+            workload,
+            sysctl: BTreeMap::from([(String::from("vm.migrate_drain"), String::from("a\nb"))]),
+            collect: vec![],
+            timeout_s: 60,
+        };
+        let line = to_line(&Request::Job(job.clone()));
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        assert_eq!(serde_json::from_slice::<Request>(&line).unwrap(), Request::Job(job));
+    }
+}

@@ -1,0 +1,165 @@
+//! Guests from boot to end, on a real QEMU with a real kernel. Run by `cargo xtask test --lab`, which sets
+//! `QUELL_LAB_TESTS`; elsewhere they print that they were skipped.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use quell_lab::guest::{
+    FailureKind, Guest, GuestSpec, JobOutput, Launch, Probe, Qemu, kernel_cmdline, probe,
+};
+use quell_lab::kernel::{Build, Flavor, Kernel, Source};
+use quell_lab::{Cache, Job, QuellCommand, Size, Stop, Workload, initramfs};
+use quell_migrate::{Call, Case, Plan, Toucher};
+
+struct Lab {
+    qemu: Qemu,
+    kernel: Kernel,
+    initramfs: PathBuf,
+    probe: Probe,
+    stop: Stop,
+}
+
+fn lab() -> Option<Lab> {
+    if std::env::var_os("QUELL_LAB_TESTS").is_none() {
+        println!("skipped: QUELL_LAB_TESTS is not set (cargo xtask test --lab sets it)");
+        return None;
+    }
+    let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let cache = Cache::open().unwrap();
+    let stop = Stop::default();
+    let jobs = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let source = Source::default();
+    let build = Build { repo: &repo, cache: &cache, source: &source, flavor: Flavor::Patched, jobs };
+    let kernel = build.run(&stop, &mut |_| ()).unwrap();
+    let initramfs = initramfs::build(&cache, Path::new(env!("CARGO_BIN_EXE_quell"))).unwrap();
+    let qemu = Qemu::find().unwrap();
+    let probe = probe(&cache, &qemu, &kernel, &initramfs, &stop).unwrap();
+    Some(Lab { qemu, kernel, initramfs, probe, stop })
+}
+
+impl Lab {
+    fn launch<'a>(&'a self, spec: &'a GuestSpec, extra: &str) -> Launch<'a> {
+        Launch {
+            qemu: &self.qemu,
+            spec,
+            accelerator: self.probe.accelerator,
+            kernel: &self.kernel.image,
+            initramfs: &self.initramfs,
+            cmdline: kernel_cmdline(spec, extra),
+            console_file: None,
+        }
+    }
+
+    fn boot(&self, spec: &GuestSpec) -> Guest {
+        Guest::boot(&self.launch(spec, ""), &self.stop).unwrap().unwrap_or_else(|ended| panic!("{ended:?}"))
+    }
+}
+
+fn job(workload: Workload) -> Job {
+    Job { workload, sysctl: BTreeMap::new(), collect: vec![], timeout_s: 300 }
+}
+
+fn migrate(pages: u32, samples: u32) -> Workload {
+    let case = |call| Case { call, pages, touched_by: Toucher::Other, from: None, to: None };
+    Workload::Migrate(Plan { samples, warmup: 1, cpu: 0, cases: vec![case(Call::Noop), case(Call::Move)] })
+}
+
+fn two_nodes() -> GuestSpec {
+    toml::from_str(r#"nodes = [{ memory = "384M", cpus = "0-1" }, { memory = "256M" }]"#).unwrap()
+}
+
+#[test]
+fn a_job_goes_in_and_its_samples_logs_and_files_come_out() {
+    let Some(lab) = lab() else { return };
+    let mut guest = lab.boot(&two_nodes());
+    assert_eq!((guest.hello.cpus, guest.hello.nodes.as_slice()), (2, [0, 1].as_slice()));
+    assert_eq!(guest.hello.kernel, lab.kernel.info.release);
+
+    let mut output = JobOutput::default();
+    let mut request = job(migrate(16, 5));
+    request.collect = vec![String::from("/init"), String::from("/proc/version")];
+    guest.run(&request, &mut output).unwrap().unwrap();
+    assert_eq!(output.samples.len(), 10);
+    for sample in &output.samples {
+        assert_eq!(
+            (sample.counts["failed"], sample.counts["misplaced"], sample.counts["corrupt"]),
+            (0, 0, 0)
+        );
+    }
+    let moved = output.vmstat["pgmigrate_success"];
+    assert!(moved >= 6 * 16, "{moved} pages moved");
+    assert_eq!(output.settings.unwrap().numa_balancing.as_deref(), Some("0"));
+    assert!(output.files[0].content.starts_with(b"\x7fELF") && output.files[0].content.len() > 100_000);
+    assert!(output.files[1].content.starts_with(b"Linux version"));
+
+    let mut output = JobOutput::default();
+    let version = Workload::Quell(QuellCommand { args: vec![String::from("--version")] });
+    guest.run(&job(version), &mut output).unwrap().unwrap();
+    assert_eq!(output.log, [format!("quell {}", env!("CARGO_PKG_VERSION"))]);
+
+    let ended = guest.end(Duration::from_secs(60));
+    assert_eq!((ended.failure, ended.splats.len()), (None, 0), "{}", ended.console);
+}
+
+#[test]
+fn jobs_that_fail_say_why_and_the_guest_goes_on() {
+    let Some(lab) = lab() else { return };
+    let mut guest = lab.boot(&two_nodes());
+    let mut run = |request: &Job| guest.run(request, &mut JobOutput::default()).unwrap();
+
+    let mut request = job(migrate(1, 1));
+    request.sysctl.insert(String::from("vm.no_such_knob"), String::from("1"));
+    let failure = run(&request).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::JobFailed);
+    assert!(failure.detail.contains("vm.no_such_knob"), "{failure}");
+
+    let request = Job { timeout_s: 3, ..job(migrate(256, 1_000_000)) };
+    assert!(run(&request).unwrap_err().detail.contains("killed after 3 s"));
+
+    // More pages than the other node has: an error of the call, not of the guest.
+    let failure = run(&job(migrate(65_536, 1))).unwrap_err();
+    assert!(failure.detail.contains("Cannot allocate memory"), "{failure}");
+    run(&job(migrate(1, 1))).unwrap();
+}
+
+#[test]
+fn a_job_that_takes_all_memory_is_killed_and_its_guest_lives() {
+    let Some(lab) = lab() else { return };
+    let mut guest = lab.boot(&GuestSpec { memory: Some(Size(256 << 20)), ..GuestSpec::default() });
+    let case = Case { call: Call::Noop, pages: 65_536, touched_by: Toucher::Same, from: None, to: None };
+    let all = Workload::Migrate(Plan { samples: 1, warmup: 0, cpu: 0, cases: vec![case] });
+    let failure = guest.run(&job(all), &mut JobOutput::default()).unwrap().unwrap_err();
+    assert_eq!(failure.kind, FailureKind::OutOfMemory, "{failure}");
+    let query = QuellCommand { args: vec![String::from("--version")] };
+    guest.run(&job(Workload::Quell(query)), &mut JobOutput::default()).unwrap().unwrap();
+}
+
+#[test]
+fn a_guest_that_panics_is_a_reported_failure_with_its_console() {
+    let Some(lab) = lab() else { return };
+    let spec = GuestSpec::default();
+    let ended = Guest::boot(&lab.launch(&spec, "rdinit=/nonexistent init=/nonexistent"), &lab.stop)
+        .unwrap()
+        .unwrap_err();
+    let failure = ended.failure.unwrap();
+    assert_eq!(failure.kind, FailureKind::Panic, "{failure}");
+    assert!(ended.console.contains("Kernel panic"));
+}
+
+#[test]
+fn a_guest_with_pinned_cpus_and_memory_to_plug_boots() {
+    let Some(lab) = lab() else { return };
+    let spec = GuestSpec {
+        memory: Some(Size(512 << 20)),
+        max_memory: Some(Size(2 << 30)),
+        virtio_mem: toml::from_str::<GuestSpec>("virtio_mem = [{ id = \"vmem0\", size = \"1G\" }]")
+            .unwrap()
+            .virtio_mem,
+        pin: vec![0, 0],
+        ..GuestSpec::default()
+    };
+    let ended = lab.boot(&spec).end(Duration::from_secs(60));
+    assert_eq!(ended.failure, None, "{}", ended.console);
+}
