@@ -908,6 +908,7 @@ static bool run_trigger(const struct trigger *t, const char *mode, int rounds,
 {
 	long before[NR_COUNTERS], after[NR_COUNTERS];
 	struct result r = { 0 };
+	bool must_fail = control && t->batched;
 	bool racing = false;
 	bool ok;
 	size_t c;
@@ -929,31 +930,27 @@ static bool run_trigger(const struct trigger *t, const char *mode, int rounds,
 	read_counters(after);
 
 	ok = !r.corrupt;
-	if (control && t->batched && racing)
+	if (must_fail && racing)
 		ok = ok && 2 * (r.failed + r.late) > r.pages;
-	else if (control && t->batched)
+	else if (must_fail)
 		ok = ok && r.failed > 0;
 	else
 		ok = ok && r.failed == 0;
-	ok = ok || r.skipped;
 
-	printf("{\"trigger\":\"%s\",\"mode\":\"%s\",\"rounds\":%d,\"pages\":%ld,\"moved\":%ld,\"late\":%ld,\"failed\":%ld,\"content_ok\":%s,\"must_fail\":%s,\"ok\":%s,\"skipped\":",
-	       t->name, mode, rounds, r.pages, r.moved, r.late, r.failed,
-	       r.corrupt ? "false" : "true",
-	       control && t->batched ? "true" : "false", ok ? "true" : "false");
-	if (r.skipped)
-		printf("\"%s\"", r.skipped);
-	else
-		printf("null");
-	printf(",\"counters\":{");
-	for (c = 0; c < NR_COUNTERS; c++) {
-		printf("%s\"%s\":", c ? "," : "", counters[c]);
-		if (before[c] < 0)
-			printf("null");
-		else
-			printf("%ld", after[c] - before[c]);
+	if (r.skipped) {
+		printf("{\"log\":\"%s: skipped: %s\"}\n", t->name, r.skipped);
+		fflush(stdout);
+		return true;
 	}
-	printf("}}\n");
+	printf("{\"sample\":{\"metric\":\"moved\",\"dimensions\":{\"trigger\":\"%s\"},\"value\":%ld,\"unit\":\"pages\",\"counts\":{\"pages\":%ld,\"late\":%ld,\"failed\":%ld,\"corrupt\":%ld",
+	       t->name, r.moved, r.pages, r.late, r.failed, r.corrupt);
+	for (c = 0; c < NR_COUNTERS; c++)
+		if (before[c] >= 0)
+			printf(",\"%s\":%ld", counters[c], after[c] - before[c]);
+	printf("}}}\n");
+	if (!ok)
+		printf("{\"log\":\"%s: not as expected: in mode %s %s\"}\n",
+		       t->name, mode, must_fail ? "it must fail" : "every page must move, with its content");
 	fflush(stdout);
 	return ok;
 }

@@ -107,7 +107,7 @@ pub fn check(agent: &Path, stop: &Stop) -> Vec<Finding> {
     };
     findings.push(Finding::new("kernel", State::Present, format!("Linux {}", kernel.info.release), None));
     if let Ok(qemu) = qemu {
-        let probed = initramfs::build(&cache, agent)
+        let probed = initramfs::build(&cache, agent, &[])
             .and_then(|initramfs| probe(&cache, &qemu, &kernel, &initramfs, stop));
         findings.push(match probed {
             Ok(probe) if probe.accelerator == Accelerator::Kvm => {

@@ -113,6 +113,14 @@ pub enum LabError {
         /// Its last 20 lines.
         tail: String,
     },
+    /// A guest's program does not compile.
+    #[error("Compiling {path} for the guest failed:\n{tail}")]
+    ProgramFailed {
+        /// The C file.
+        path: PathBuf,
+        /// The end of the compiler's messages.
+        tail: String,
+    },
     /// A program that is needed is missing or failed.
     #[error("Cannot run {program}: {reason}")]
     Tool {

@@ -16,6 +16,7 @@ pub mod experiment;
 pub mod guest;
 pub mod initramfs;
 pub mod kernel;
+mod program;
 mod protocol;
 pub mod repo;
 mod size;

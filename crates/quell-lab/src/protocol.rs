@@ -1,6 +1,7 @@
 //! What host and guest say to each other, one JSON object a line.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use quell_migrate::{Plan, Settings};
 use serde::{Deserialize, Serialize};
@@ -11,8 +12,44 @@ use serde::{Deserialize, Serialize};
 pub enum Workload {
     /// The `move_pages` workload.
     Migrate(Plan),
-    /// A subcommand of `quell` whose standard output is kept as `stdout` in the guest's directory.
+    /// A subcommand of `quell`; what it prints is kept in the guest's `job.log`.
     Quell(QuellCommand),
+    /// A C program of this repository. Lines `{"sample": {…}}` on its standard output are measurements, all others
+    /// are kept in the guest's `job.log`; an exit status other than 0 fails the guest.
+    Program(Program),
+}
+
+impl Workload {
+    /// The same workload with an arm's own arguments; only commands take any.
+    #[must_use]
+    pub fn with_args(mut self, more: &[String]) -> Self {
+        match &mut self {
+            Self::Quell(QuellCommand { args }) | Self::Program(Program { args, .. }) => {
+                args.extend_from_slice(more);
+            }
+            Self::Migrate(_) => {}
+        }
+        self
+    }
+}
+
+/// A program that is compiled for the guests: one C file, linked statically.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    /// The file, below the repository's root.
+    pub source: PathBuf,
+    /// Its arguments; those of the arm follow.
+    #[serde(default)]
+    pub args: Vec<String>,
+}
+
+impl Program {
+    /// Path of the program in the guest.
+    #[must_use]
+    pub fn guest_path(&self) -> PathBuf {
+        Path::new("/programs").join(self.source.file_stem().unwrap_or_default())
+    }
 }
 
 /// A subcommand of `quell`.

@@ -9,6 +9,8 @@ use crate::{MigrateError, Result};
 
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 const BALANCING: &str = "proc/sys/kernel/numa_balancing";
+/// Clocks that are read without a device access; `tsc-early` is the TSC during the first seconds after boot.
+const CHEAP_CLOCKS: [&str; 3] = ["tsc", "tsc-early", "kvm-clock"];
 const MGLRU: &str = "sys/kernel/mm/lru_gen/enabled";
 
 /// The settings that change what `move_pages` does or costs. `None`: this kernel has no such thing.
@@ -71,7 +73,7 @@ impl Settings {
         {
             warnings.push(String::from("MGLRU is on: its aging runs beside the measurement"));
         }
-        if self.clocksource.as_deref().is_some_and(|clock| !["tsc", "kvm-clock"].contains(&clock)) {
+        if self.clocksource.as_deref().is_some_and(|clock| !CHEAP_CLOCKS.contains(&clock)) {
             warnings
                 .push(String::from("the clock is not the TSC: each sample holds an expensive clock read"));
         }

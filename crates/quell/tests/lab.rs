@@ -33,7 +33,7 @@ fn lab() -> Option<Lab> {
     let source = Source::default();
     let build = Build { repo: &repo, cache: &cache, source: &source, flavor: Flavor::Patched, jobs };
     let kernel = build.run(&stop, &mut |_| ()).unwrap();
-    let initramfs = initramfs::build(&cache, Path::new(env!("CARGO_BIN_EXE_quell"))).unwrap();
+    let initramfs = initramfs::build(&cache, Path::new(env!("CARGO_BIN_EXE_quell")), &[]).unwrap();
     let qemu = Qemu::find().unwrap();
     let probe = probe(&cache, &qemu, &kernel, &initramfs, &stop).unwrap();
     Some(Lab { qemu, kernel, initramfs, probe, stop })

@@ -163,17 +163,15 @@ impl Agent {
 
     /// Runs the job in a process of its own, so that nothing it does can take the agent with it.
     fn run_child(&mut self, job: &Job) -> io::Result<Done> {
-        let mut command = Command::new("/proc/self/exe");
-        let input = match &job.workload {
-            Workload::Quell(quell) => {
-                command.args(&quell.args);
-                Vec::new()
+        let this = || Command::new("/proc/self/exe");
+        let (mut command, args, input) = match &job.workload {
+            Workload::Quell(quell) => (this(), quell.args.clone(), Vec::new()),
+            Workload::Program(program) => {
+                (Command::new(program.guest_path()), program.args.clone(), Vec::new())
             }
-            other => {
-                command.arg(WORK_ARG);
-                to_line(other)
-            }
+            work @ Workload::Migrate(_) => (this(), vec![WORK_ARG.to_owned()], to_line(work)),
         };
+        command.args(args);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -22,7 +22,7 @@ pub fn run_workload() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
             let samples = samples.iter().map(|sample| Message::Sample(measurement(sample)));
             std::iter::once(Message::Settings(settings)).chain(samples).collect::<Vec<_>>()
         }
-        Workload::Quell(_) => return Err("a subcommand is run by its own name".into()),
+        Workload::Quell(_) | Workload::Program(_) => return Err("a command is run by its own name".into()),
     };
     // Only now: writing earlier would put the agent's work on the CPUs that are measured.
     let mut out = io::BufWriter::new(io::stdout().lock());

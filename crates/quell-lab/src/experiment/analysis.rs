@@ -20,6 +20,12 @@ const SIGNIFICANCE: f64 = 0.05;
 /// Samples of one metric and one set of dimensions are comparable.
 pub type Cell = (String, BTreeMap<String, String>);
 
+/// A value for a table: nanoseconds in microseconds, everything else in its own unit.
+#[must_use]
+pub fn shown(unit: &str, value: f64) -> String {
+    if unit == "ns" { format!("{:.1}", value / 1e3) } else { value.to_string() }
+}
+
 /// The samples of one guest.
 #[derive(Clone, Debug)]
 pub struct GuestSamples {
@@ -173,6 +179,12 @@ impl Table {
     #[must_use]
     pub fn cells(&self) -> &[Cell] {
         &self.order
+    }
+
+    /// Unit of a cell's values.
+    #[must_use]
+    pub fn unit(&self, cell: &Cell) -> &str {
+        self.cells.get(cell).map_or("", |data| &data.unit)
     }
 
     /// The values of an arm in a cell, by guest.

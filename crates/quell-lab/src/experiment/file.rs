@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::target::Target;
 use crate::error::{IoContext, LabError, Result, nearest};
 use crate::guest::GuestSpec;
 use crate::kernel::Flavor;
@@ -42,6 +43,9 @@ pub struct Experiment {
     /// Files to fetch from each guest after its job.
     #[serde(default)]
     pub collect: Vec<String>,
+    /// What has to be reached.
+    #[serde(default, rename = "target")]
+    pub targets: Vec<Target>,
 }
 
 /// One arm.
@@ -59,6 +63,12 @@ pub struct Arm {
     /// Values for `/proc/sys`, by name.
     #[serde(default)]
     pub sysctl: BTreeMap<String, String>,
+    /// Words that it adds to the arguments of a `quell` or `program` workload.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// A negative control: pages that it fails to move are what it is for, and no warning.
+    #[serde(default)]
+    pub control: bool,
 }
 
 /// How much is measured; fixed before the first guest boots.
@@ -72,6 +82,15 @@ pub struct Design {
     pub job_timeout_s: u64,
 }
 
+impl Design {
+    fn validate(&self) -> Result<(), String> {
+        if self.job_timeout_s == 0 {
+            return Err(String::from("`job_timeout_s` is 0: no job ends in no time"));
+        }
+        Ok(())
+    }
+}
+
 /// What `--short` changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -81,6 +100,9 @@ pub struct Short {
     /// Samples of each case in each guest.
     #[serde(default)]
     pub samples: Option<u32>,
+    /// Words that are added to the arguments of a `quell` or `program` workload.
+    #[serde(default)]
+    pub args: Vec<String>,
 }
 
 const fn default_timeout() -> u64 {
@@ -135,6 +157,7 @@ impl Experiment {
     #[must_use]
     pub fn shortened(mut self) -> Self {
         if let Some(short) = &self.short {
+            self.workload = self.workload.with_args(&short.args);
             self.design.guests_per_arm = short.guests_per_arm;
             if let (Some(samples), Workload::Migrate(plan)) = (short.samples, &mut self.workload) {
                 plan.samples = samples;
@@ -152,6 +175,8 @@ impl Experiment {
         if names.len() != self.arms.len() {
             return Err(String::from("two arms have the same name"));
         }
+        let compared: Vec<&str> = self.arms.iter().map(|arm| arm.name.as_str()).collect();
+        self.targets.iter().try_for_each(|target| target.validate(&compared))?;
         let plain = |name: &str| {
             !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         };
@@ -165,8 +190,14 @@ impl Experiment {
         }
         if let Workload::Migrate(plan) = &self.workload {
             plan.validate().map_err(|error| error.to_string())?;
+            if let Some(arm) = self.arms.iter().find(|arm| !arm.args.is_empty()) {
+                return Err(format!(
+                    "the arm {:?} has `args`, which a `migrate` workload does not take",
+                    arm.name
+                ));
+            }
         }
-        Ok(())
+        self.design.validate()
     }
 }
 

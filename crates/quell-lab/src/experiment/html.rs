@@ -6,8 +6,9 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use quell_report::ReportError;
 use quell_report::svg::{Group, cumulative};
 
-use super::analysis::{Cell, Comparison, Summary, Table};
+use super::analysis::{Cell, Comparison, Summary, Table, shown};
 use super::output::{GuestRecord, RunRecord};
+use super::target::TargetResult;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}\
     table{border-collapse:collapse;margin:1em 0}th,td{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}\
@@ -19,11 +20,12 @@ pub(super) fn page(record: &RunRecord, table: &Table) -> Result<String, ReportEr
     let arms = record.arms();
     let mut plots = Vec::new();
     for cell in table.cells() {
-        let groups: Vec<Group> = arms
-            .iter()
-            .map(|arm| Group { label: arm.clone(), values: micros(table.values(cell, arm)) })
-            .collect();
-        plots.push(cumulative(&title(cell), "microseconds", &groups)?);
+        let nanos = table.unit(cell) == "ns";
+        let (unit, scale) = if nanos { ("microseconds", 1e-3) } else { (table.unit(cell), 1.0) };
+        let values = |arm| table.values(cell, arm).iter().flatten().map(|value| value * scale).collect();
+        let groups: Vec<Group> =
+            arms.iter().map(|arm| Group { label: arm.clone(), values: values(arm) }).collect();
+        plots.push(cumulative(&title(cell), unit, &groups)?);
     }
     let page = html! {
         (DOCTYPE)
@@ -43,8 +45,12 @@ pub(super) fn page(record: &RunRecord, table: &Table) -> Result<String, ReportEr
                 @for warning in &record.warnings { p.warn { (warning) } }
                 h2 { "Comparison" }
                 (comparisons(&record.comparisons))
+                @if !record.targets.is_empty() {
+                    h2 { "Targets" }
+                    (targets(&record.targets))
+                }
                 h2 { "Every arm" }
-                p { "Microseconds. " (record.percentiles) "." }
+                p { "Times in microseconds. " (record.percentiles) "." }
                 (summaries(&record.summaries))
                 @if let Some(diagram) = &record.experiment.diagram {
                     h2 { "The path" }
@@ -61,11 +67,6 @@ pub(super) fn page(record: &RunRecord, table: &Table) -> Result<String, ReportEr
         }
     };
     Ok(page.into_string())
-}
-
-/// Samples in nanoseconds as microseconds, all guests together.
-fn micros(guests: &[Vec<f64>]) -> Vec<f64> {
-    guests.iter().flatten().map(|nanos| nanos / 1e3).collect()
 }
 
 fn title(cell: &Cell) -> String {
@@ -101,8 +102,26 @@ fn comparisons(comparisons: &[Comparison]) -> Markup {
     }
 }
 
+fn targets(targets: &[TargetResult]) -> Markup {
+    html! {
+        table {
+            tr { th { "what" } th { "statistic" } th { "arm" } th { "under" } th { "aim" } th { "measured" } th { "outcome" } }
+            @for t in targets {
+                tr {
+                    td { (words(&t.of)) }
+                    td { (t.statistic) }
+                    td { (t.arm) }
+                    td { (t.accelerator.name()) }
+                    td { (t.aim) }
+                    td { (t.ratio.map_or_else(|| String::from("–"), |ratio| format!("{ratio:.2}x"))) }
+                    td { (t.outcome.text()) }
+                }
+            }
+        }
+    }
+}
+
 fn summaries(summaries: &[Summary]) -> Markup {
-    let micros = |nanos: f64| format!("{:.1}", nanos / 1e3);
     html! {
         table {
             tr { th { "what" } th { "arm" } th { "samples" } th { "median" } th { "P99 (floor)" } th { "P99 (nearest rank)" } th { "maximum" } th { "failed" } th { "misplaced" } th { "corrupt" } }
@@ -111,10 +130,10 @@ fn summaries(summaries: &[Summary]) -> Markup {
                     td { (s.metric) ": " (words(&s.dimensions)) }
                     td { (s.arm) }
                     td { (s.samples) }
-                    td { (micros(s.median)) }
-                    td { (micros(s.p99_floor)) }
-                    td { (micros(s.p99_nearest_rank)) }
-                    td { (micros(s.max)) }
+                    td { (shown(&s.unit, s.median)) }
+                    td { (shown(&s.unit, s.p99_floor)) }
+                    td { (shown(&s.unit, s.p99_nearest_rank)) }
+                    td { (shown(&s.unit, s.max)) }
                     @for name in ["failed", "misplaced", "corrupt"] {
                         td { (s.counts.get(name).copied().unwrap_or(0)) }
                     }

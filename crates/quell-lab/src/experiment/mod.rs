@@ -6,9 +6,11 @@ mod html;
 mod output;
 mod runner;
 mod schedule;
+mod target;
 
-pub use analysis::{Cell, Comparison, GuestSamples, Summary, Table, Verdict};
+pub use analysis::{Cell, Comparison, GuestSamples, Summary, Table, Verdict, shown};
 pub use file::{Arm, Design, Experiment, Short, list};
 pub use output::{GuestRecord, Host, RunRecord, SCHEMA, load, report};
 pub use runner::{Lab, RunEvent, RunOptions, run};
 pub use schedule::schedule;
+pub use target::{Aim, NotLonger, Outcome, Target, TargetResult};

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::analysis::{Comparison, GuestSamples, Summary, Table};
 use super::file::Experiment;
 use super::html;
+use super::target::{TargetResult, judge};
 use crate::cache::write_whole;
 use crate::error::{IoContext, LabError, Result};
 use crate::guest::console::Splat;
@@ -117,11 +118,22 @@ pub struct RunRecord {
     pub summaries: Vec<Summary>,
     /// Every arm against the first.
     pub comparisons: Vec<Comparison>,
+    /// What the experiment had to reach, and whether it did.
+    #[serde(default)]
+    pub targets: Vec<TargetResult>,
     /// What limits these results.
     pub warnings: Vec<String>,
 }
 
 impl RunRecord {
+    /// Fills in what follows from the samples.
+    pub(super) fn conclude(&mut self, samples: &[(usize, GuestSamples)]) {
+        let (arms, table) = (self.arms(), Table::new(&healthy(self, samples)));
+        self.summaries = table.summaries(&arms);
+        self.comparisons = table.comparisons(&arms);
+        self.targets = judge(&self.experiment.targets, &self.comparisons, self.accelerator);
+    }
+
     /// Whether every guest did its job on a healthy kernel.
     #[must_use]
     pub fn ok(&self) -> bool {
@@ -181,9 +193,7 @@ pub fn load(dir: &Path) -> Result<(RunRecord, Vec<(usize, GuestSamples)>)> {
 /// As [`load`], or if the report cannot be written.
 pub fn report(dir: &Path) -> Result<RunRecord> {
     let (mut record, samples) = load(dir)?;
-    let table = Table::new(&healthy(&record, &samples));
-    record.summaries = table.summaries(&record.arms());
-    record.comparisons = table.comparisons(&record.arms());
+    record.conclude(&samples);
     write_report(dir, &record, &samples)?;
     Ok(record)
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::analysis::{GuestSamples, Table};
+use super::analysis::GuestSamples;
 use super::file::{Arm, Experiment};
-use super::output::{GuestRecord, Host, RunRecord, SCHEMA, healthy, write};
+use super::output::{GuestRecord, Host, RunRecord, SCHEMA, write};
 use super::schedule::schedule;
 use crate::Stop;
 use crate::cache::{Cache, sha256, write_whole};
@@ -18,7 +18,8 @@ use crate::error::{IoContext, LabError, Result};
 use crate::guest::{Accelerator, Guest, JobOutput, Launch, Qemu, kernel_cmdline, probe};
 use crate::initramfs;
 use crate::kernel::{self, Flavor, Kernel, Progress, Source};
-use crate::protocol::Job;
+use crate::program;
+use crate::protocol::{Job, Workload};
 
 /// How long a guest may take to power off after its job.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
@@ -84,7 +85,11 @@ pub fn run(
 ) -> Result<(PathBuf, RunRecord)> {
     let qemu = Qemu::find()?;
     qemu.check(&experiment.guest)?;
-    let initramfs = initramfs::build(lab.cache, lab.agent)?;
+    let extra = match &experiment.workload {
+        Workload::Program(program) => vec![program::compile(lab.cache, lab.repo, program)?],
+        Workload::Migrate(_) | Workload::Quell(_) => Vec::new(),
+    };
+    let initramfs = initramfs::build(lab.cache, lab.agent, &extra)?;
     let kernels = build_kernels(lab, experiment, stop, on_event)?;
     let any = kernels.values().next().ok_or_else(|| LabError::BadExperiment {
         path: experiment.name.clone().into(),
@@ -122,6 +127,7 @@ pub fn run(
         guests: Vec::new(),
         summaries: Vec::new(),
         comparisons: Vec::new(),
+        targets: Vec::new(),
         warnings: Vec::new(),
     };
     let mut samples = Vec::new();
@@ -155,10 +161,7 @@ pub fn run(
             Err(error) => return Err(error),
         }
     }
-    let arms = record.arms();
-    let table = Table::new(&healthy(&record, &samples));
-    record.summaries = table.summaries(&arms);
-    record.comparisons = table.comparisons(&arms);
+    record.conclude(&samples);
     record.warnings = warnings(&record, order.len());
     write(&dir, &record, &samples)?;
     if interrupted { Err(LabError::Interrupted) } else { Ok((dir, record)) }
@@ -250,7 +253,7 @@ impl OneGuest<'_> {
 
     fn job(&self) -> Job {
         Job {
-            workload: self.experiment.workload.clone(),
+            workload: self.experiment.workload.clone().with_args(&self.arm.args),
             sysctl: self.arm.sysctl.clone(),
             collect: self.experiment.collect.clone(),
             timeout_s: self.experiment.design.job_timeout_s,
@@ -274,7 +277,9 @@ fn warnings(record: &RunRecord, planned: usize) -> Vec<String> {
             warnings.push(format!("guest {} ({}) is left out: {failure}", guest.index, guest.arm));
         }
     }
-    for summary in &record.summaries {
+    let controls: Vec<&str> =
+        record.experiment.arms.iter().filter(|arm| arm.control).map(|arm| arm.name.as_str()).collect();
+    for summary in record.summaries.iter().filter(|summary| !controls.contains(&summary.arm.as_str())) {
         for name in ["failed", "misplaced", "corrupt"] {
             let count = summary.counts.get(name).copied().unwrap_or(0);
             if count > 0 {

@@ -17,11 +17,20 @@ pub use libs::needed;
 /// Directories that the agent mounts on, or expects.
 const DIRECTORIES: [&str; 6] = ["dev", "etc", "proc", "sys", "tmp", "run"];
 
+/// A further file of the archive.
+#[derive(Clone, Debug)]
+pub struct Extra {
+    /// Its absolute path in the guest.
+    pub path: PathBuf,
+    /// Its content; it can be executed.
+    pub content: Vec<u8>,
+}
+
 /// Makes the archive with `binary` as `/init`, or finds it in the cache, and returns its path.
 ///
 /// # Errors
 /// If the binary or one of its libraries cannot be read, or the cache cannot be written.
-pub fn build(cache: &Cache, binary: &Path) -> Result<PathBuf> {
+pub fn build(cache: &Cache, binary: &Path, extra: &[Extra]) -> Result<PathBuf> {
     let dir = cache.dir("initramfs")?;
     let content = fs::read(binary).context("read", binary)?;
     let libraries = needed(binary, &content)?;
@@ -32,6 +41,10 @@ pub fn build(cache: &Cache, binary: &Path) -> Result<PathBuf> {
         let content = fs::read(&library).context("read", &library)?;
         key.add(&library.to_string_lossy(), &content);
         files.push((library, content));
+    }
+    for file in extra {
+        key.add(&file.path.to_string_lossy(), &file.content);
+        files.push((file.path.clone(), file.content.clone()));
     }
     let path = dir.join(format!("{}.cpio", key.short()));
     if !path.exists() {
@@ -45,14 +58,14 @@ pub fn build(cache: &Cache, binary: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn pack(init: &[u8], libraries: &[(PathBuf, Vec<u8>)]) -> std::io::Result<Vec<u8>> {
+fn pack(init: &[u8], files: &[(PathBuf, Vec<u8>)]) -> std::io::Result<Vec<u8>> {
     let mut writer = Writer::new(Vec::new());
     let mut made: BTreeSet<PathBuf> = BTreeSet::new();
     for dir in DIRECTORIES {
         writer.directory(dir)?;
         made.insert(dir.into());
     }
-    for (path, content) in libraries {
+    for (path, content) in files {
         let path = path.strip_prefix("/").unwrap_or(path);
         let mut parents: Vec<&Path> =
             path.ancestors().skip(1).filter(|dir| !dir.as_os_str().is_empty()).collect();
@@ -108,13 +121,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
         let binary = std::env::current_exe().unwrap();
-        let path = build(&cache, &binary).unwrap();
+        let path = build(&cache, &binary, &[]).unwrap();
         let archive = fs::read(&path).unwrap();
         assert!(archive.starts_with(b"070701"));
         let has = |name: &str| archive.windows(name.len()).any(|window| window == name.as_bytes());
         assert!(has("init\0") && has("TRAILER!!!\0"));
         assert!(has("libc.so.6\0") || needed(&binary, &fs::read(&binary).unwrap()).unwrap().is_empty());
-        assert_eq!(build(&cache, &binary).unwrap(), path);
+        assert_eq!(build(&cache, &binary, &[]).unwrap(), path);
+        let extra = Extra { path: PathBuf::from("/programs/x"), content: b"x".to_vec() };
+        let other = build(&cache, &binary, &[extra]).unwrap();
+        assert_ne!(other, path);
+        let archive = fs::read(&other).unwrap();
+        assert!(archive.windows(11).any(|window| window == b"programs/x\0"));
     }
 
     #[test]

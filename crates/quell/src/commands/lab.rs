@@ -171,8 +171,13 @@ fn human(record: &RunRecord, look: Look) -> String {
     let mut text = String::new();
     let (name, accelerator, guests) = (&record.name, record.accelerator.name(), record.guests.len());
     let _ = writeln!(text, "{name}: {guests} guests, {accelerator}, {}", record.qemu);
-    text += "Microseconds; P99 is the nearest rank; ratio with its 95 % interval over guests.\n\n";
+    text += "Times in microseconds; P99 is the nearest rank; ratio with its 95 % interval over guests.\n\n";
     text += &results(record).render(look);
+    if !record.targets.is_empty() {
+        text += "\n";
+        text += &targets(record).render(look);
+        text += "\n";
+    }
     for warning in &record.warnings {
         text += &terminal::wrapped(&format!("warning: {warning}"));
     }
@@ -209,17 +214,40 @@ fn results(record: &RunRecord) -> Table {
                 None => format!("{:.2} ({})", comparison.ratio, comparison.verdict.text()),
             })
         };
-        let micros = |nanos: f64| format!("{:.1}", nanos / 1e3);
+        let value = |value: f64| experiment::shown(&summary.unit, value);
         table.row([
             what(&summary.dimensions).into(),
             summary.arm.clone().into(),
             summary.samples.to_string().into(),
-            micros(summary.median).into(),
-            micros(summary.p99_nearest_rank).into(),
-            micros(summary.max).into(),
+            value(summary.median).into(),
+            value(summary.p99_nearest_rank).into(),
+            value(summary.max).into(),
             summary.counts.get("failed").copied().unwrap_or(0).to_string().into(),
             ratio("median").into(),
             ratio("p99").into(),
+        ]);
+    }
+    table
+}
+
+/// One row per target; the accelerator that did not run says "not measured".
+fn targets(record: &RunRecord) -> Table {
+    let mut table = Table::new([
+        Column::text("target"),
+        Column::text("statistic"),
+        Column::text("under"),
+        Column::number("aim"),
+        Column::number("measured"),
+        Column::text("outcome"),
+    ]);
+    for target in &record.targets {
+        table.row([
+            what(&target.of).into(),
+            target.statistic.clone().into(),
+            target.accelerator.name().into(),
+            target.aim.to_string().into(),
+            target.ratio.map_or_else(|| String::from("-"), |ratio| format!("{ratio:.2}x")).into(),
+            target.outcome.text().into(),
         ]);
     }
     table

@@ -1,5 +1,7 @@
 //! `quell doctor`.
 
+mod lab;
+
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -23,7 +25,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     monitor: MonitorArgs,
 
-    /// Print the result as JSON (schema quell.doctor/1)
+    /// Check instead whether kernels can be built and guests booted here, and by which accelerator
+    #[arg(long, conflicts_with_all = ["cpus", "profile", "window", "period", "tiers", "priority", "seed"])]
+    lab: bool,
+
+    /// Print the result as JSON (schema quell.doctor/1, with --lab quell.doctor-lab/1)
     #[arg(long)]
     json: bool,
 }
@@ -32,6 +38,9 @@ pub(crate) struct Args {
 const WIDEST: u16 = 110;
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if args.lab {
+        return lab::run(args.json);
+    }
     let settings = args.monitor.settings()?;
     let topology = read_topology()?;
     let cpus = args.monitor.cpus.as_deref().map(cpu_list).transpose()?;
