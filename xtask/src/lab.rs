@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -127,66 +126,40 @@ fn apt(args: &[&str]) -> Result<()> {
     if status.success() { Ok(()) } else { bail!("`{typed}` failed: {status}") }
 }
 
-/// The steps of `cargo xtask test --lab`, or of `--full`.
-pub fn steps(repo: &Path, full: bool) -> Vec<Step> {
+/// The steps of `cargo xtask test --lab`: with short forms of the experiments, or with `--full` as they are.
+pub fn steps(full: bool) -> Vec<Step> {
+    let step = |name, purpose, action| Step { name, purpose, action };
     let quell = |args: &[&'static str]| {
-        let mut all = vec!["run", "--release", "--quiet", "--package", "quell", "--"];
-        all.extend(args);
-        Action::Run(Invocation::cargo(&all))
+        let run = ["run", "--release", "--quiet", "--package", "quell", "--"];
+        Action::Run(Invocation::cargo(&[&run, args].concat()))
     };
-    let guests = ["test", "--release", "--package", "quell", "--test", "lab", "--", "--test-threads", "1"];
-    let mut steps = vec![
-        Step {
-            name: "lab set-up",
-            purpose: "the packages that build and boot kernels are installed",
-            action: Action::Run(Invocation::cargo(&[
-                "run",
-                "--quiet",
-                "--package",
-                "xtask",
-                "--",
-                "lab-setup",
-                "--yes",
-            ])),
-        },
-        Step {
-            name: "kernel",
-            purpose: "the patch series applies and the kernel builds",
-            action: quell(&["lab", "kernel", "build"]),
-        },
-        Step {
-            name: "guests",
-            purpose: "guests boot, work, fail and end as they should",
-            action: Action::Run(Invocation::cargo(&guests).env("QUELL_LAB_TESTS", "1")),
-        },
-        Step {
-            name: "migrate-batch",
-            purpose: "move_pages with and without the global drain",
-            action: match (has_patches(repo), full) {
-                (false, _) => {
-                    Action::Skip("kernel/series lists no patch, so there is nothing to compare".to_owned())
-                }
-                (true, false) => quell(&["lab", "run", "migrate-batch", "--short"]),
-                (true, true) => quell(&["lab", "run", "migrate-batch"]),
-            },
-        },
-    ];
-    if full {
-        steps.insert(
-            2,
-            Step {
-                name: "debug kernel",
-                purpose: "the series builds with KASAN, lockdep and DEBUG_VM",
-                action: quell(&["lab", "kernel", "build", "--debug"]),
-            },
-        );
-    }
-    steps
-}
-
-fn has_patches(repo: &Path) -> bool {
-    let series = fs::read_to_string(repo.join("kernel/series")).unwrap_or_default();
-    series.lines().any(|line| !line.trim().is_empty() && !line.trim().starts_with('#'))
+    let experiment = |name| {
+        let form: &[&'static str] = if full { &[] } else { &["--short"] };
+        quell(&[&["lab", "run", name, "--output", "target/quell-runs"], form].concat())
+    };
+    let setup = Invocation::cargo(&["run", "--quiet", "--package", "xtask", "--", "lab-setup", "--yes"]);
+    let guests = ["test", "--package", "quell", "--test", "lab", "--", "--test-threads", "1"];
+    vec![
+        step("lab set-up", "the packages that build and boot kernels are installed", Action::Run(setup)),
+        step("kernel", "the patch series applies and the kernel builds", quell(&["lab", "kernel", "build"])),
+        step("doctor", "what the lab needs is there, and a guest boots", quell(&["doctor", "--lab"])),
+        step(
+            "guests",
+            "guests boot, work, fail and end as they should",
+            Action::Run(Invocation::cargo(&guests).env("QUELL_LAB_TESTS", "1")),
+        ),
+        step("migrate-batch", "move_pages with and without the global drain", experiment("migrate-batch")),
+        step(
+            "debug kernel",
+            "the series builds with KASAN, lockdep and DEBUG_VM",
+            quell(&["lab", "kernel", "build", "--debug"]),
+        ),
+        step(
+            "migrate-stress",
+            "pages arrive whole under stress, and no kernel check complains",
+            experiment("migrate-stress"),
+        ),
+    ]
 }
 
 #[cfg(test)]
@@ -209,10 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn the_full_tier_adds_the_debug_kernel_and_drops_the_short_form() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let text = |full| format!("{:?}", steps(&root, full));
-        assert!(!text(false).contains("--debug") && text(true).contains("--debug"));
-        assert!(!text(true).contains("--short"));
+    fn only_the_full_tier_runs_the_experiments_as_they_are() {
+        let text = |full| format!("{:?}", steps(full));
+        assert!(text(false).contains("--short") && !text(true).contains("--short"));
+        assert!([false, true].into_iter().all(|full| text(full).contains("migrate-stress")));
     }
 }

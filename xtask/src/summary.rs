@@ -35,7 +35,7 @@ pub fn render(reports: &[Report]) -> String {
 }
 
 fn line(text: &mut String, name: &str, took: Duration, outcome: &str) {
-    let row = format!("  {name:<10} {:>6.1} s  {outcome}", took.as_secs_f64());
+    let row = format!("  {name:<14} {:>7.1} s  {outcome}", took.as_secs_f64());
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{}", row.trim_end());
 }
@@ -55,10 +55,10 @@ mod tests {
         assert_eq!(
             render(&reports),
             "Summary
-  fmt           0.0 s  skipped: rustfmt is missing
-  clippy       12.3 s  passed
-  tests        90.0 s  FAILED; run it again with: cargo nextest run
-  total       102.3 s
+  fmt                0.0 s  skipped: rustfmt is missing
+  clippy            12.3 s  passed
+  tests             90.0 s  FAILED; run it again with: cargo nextest run
+  total            102.3 s
 steps: 1 passed, 1 failed, 1 skipped"
         );
     }

@@ -1,7 +1,5 @@
 //! `cargo xtask test`: everything that can be checked without booting a guest, or with `--lab` the rest.
 
-use std::path::Path;
-
 use anyhow::Result;
 
 use crate::step::{self, Action, Invocation, Outcome, Step};
@@ -11,10 +9,10 @@ use crate::tools::{GET_CLIPPY, GET_LINKER, GET_RUSTFMT, Tools};
 /// Which tier of tests to run.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Also run the lab tests, which boot real guests.
+    /// Run the lab tests instead: build kernels and boot real guests (up to an hour the first time).
     #[arg(long)]
     lab: bool,
-    /// The lab tests with every guest kernel and configuration; implies --lab.
+    /// The lab tests with the experiments in full length; implies --lab.
     #[arg(long)]
     full: bool,
 }
@@ -26,17 +24,12 @@ pub struct Args {
 /// A command could not be started.
 pub fn run(args: &Args) -> Result<bool> {
     let lab = args.lab || args.full;
-    let steps = if lab {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        crate::lab::steps(&repo, args.full)
-    } else {
-        steps(Tools::find())
-    };
+    let steps = if lab { crate::lab::steps(args.full) } else { steps(Tools::find()) };
     let reports = step::run_all(steps)?;
     println!("\n{}", summary::render(&reports));
     let passed = !reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
     if passed && !lab {
-        println!("Next tier: cargo xtask test --lab (lab tests in real guests)");
+        println!("Next tier: cargo xtask test --lab (builds kernels, tests in real guests)");
     }
     Ok(passed)
 }

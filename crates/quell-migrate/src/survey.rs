@@ -84,6 +84,11 @@ pub struct Survey {
     pub copy_ns: f64,
     /// The kinds of call.
     pub cases: Vec<CaseSummary>,
+    /// What a call waits before it moves the first page, in nanoseconds: the median of the no-op move less that of the
+    /// query, for the smallest batch; `None` if they were not both measured, or the query took longer.
+    pub fixed_cost_ns: Option<f64>,
+    /// What that means, in a sentence.
+    pub verdict: String,
     /// Batch size for the budget, if there was one.
     pub recommendation: Option<Recommendation>,
     /// What limits these numbers.
@@ -117,6 +122,7 @@ pub fn survey(options: &SurveyOptions) -> Result<Survey> {
     }
     let cases: Vec<CaseSummary> = summarize(&samples);
     let copy_ns = copy_cost()?;
+    let (fixed_cost_ns, verdict) = fixed_cost(&cases);
     let recommendation = options.budget.map(|budget| recommend(&cases, copy_ns, budget));
     Ok(Survey {
         schema: SCHEMA,
@@ -127,6 +133,8 @@ pub fn survey(options: &SurveyOptions) -> Result<Survey> {
         clock_ns: clock_cost(),
         copy_ns,
         cases,
+        fixed_cost_ns,
+        verdict,
         recommendation,
         warnings,
     })
@@ -168,6 +176,39 @@ pub(crate) fn summarize(samples: &[Sample]) -> Vec<CaseSummary> {
         .collect()
 }
 
+/// A no-op move above this multiple of the query form holds more than the walk over the page tables.
+const WAITS_ABOVE: f64 = 5.0;
+
+/// [`Survey::fixed_cost_ns`] and [`Survey::verdict`].
+fn fixed_cost(cases: &[CaseSummary]) -> (Option<f64>, String) {
+    let smallest =
+        |call| cases.iter().filter(|s| s.case.call == call).min_by_key(|summary| summary.case.pages);
+    let pair = smallest(Call::Query).zip(smallest(Call::Noop));
+    let Some((query, noop)) = pair.filter(|(query, noop)| query.case.pages == noop.case.pages) else {
+        return (
+            None,
+            String::from("Unknown what a call waits for: no query and no-op of the same size were measured."),
+        );
+    };
+    let fixed = noop.median_ns - query.median_ns;
+    let micros = |nanos: f64| format!("{:.1} us", nanos / 1e3);
+    let text = if noop.median_ns > WAITS_ABOVE * query.median_ns {
+        format!(
+            "Every call waits about {} before it moves the first page (a no-op move takes {:.0} times as long as a query). \
+             Stock kernels wait here for RCU and for all CPUs to empty their LRU batches; the price is one per call, so \
+             larger batches share it.",
+            micros(fixed),
+            noop.median_ns / query.median_ns
+        )
+    } else {
+        format!(
+            "Calls do not wait before they move pages (a no-op move takes {} longer than a query).",
+            micros(fixed.max(0.0))
+        )
+    };
+    ((fixed >= 0.0).then_some(fixed), text)
+}
+
 fn clock_cost() -> f64 {
     let empty = |_| Instant::now().elapsed().as_nanos() as f64;
     quantile(&(0..1000).map(empty).collect::<Vec<_>>(), 0.5).unwrap_or_default()
@@ -184,4 +225,38 @@ fn copy_cost() -> Result<f64> {
 fn kernel_release() -> String {
     nix::sys::utsname::uname()
         .map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(call: Call, pages: u32, median_ns: f64) -> CaseSummary {
+        CaseSummary {
+            case: Case { call, pages, touched_by: Toucher::Same, from: None, to: None },
+            samples: 300,
+            median_ns,
+            p99_floor_ns: median_ns,
+            p99_nearest_rank_ns: median_ns,
+            max_ns: median_ns,
+            failed_pages: 0,
+            misplaced_pages: 0,
+            corrupt_pages: 0,
+        }
+    }
+
+    #[test]
+    fn the_fixed_cost_is_that_of_the_smallest_batch() {
+        let (query, noop) = (summary(Call::Query, 4, 1e3), summary(Call::Noop, 4, 51e3));
+        let (fixed, text) =
+            fixed_cost(&[summary(Call::Query, 16, 9e3), query.clone(), noop, summary(Call::Noop, 16, 99e3)]);
+        assert_eq!(fixed, Some(50e3));
+        assert!(text.contains("waits about 50.0 us") && text.contains("51 times"), "{text}");
+
+        let (fixed, text) = fixed_cost(&[query.clone(), summary(Call::Noop, 4, 1.5e3)]);
+        assert_eq!(fixed, Some(500.0));
+        assert!(text.contains("do not wait"), "{text}");
+        assert_eq!(fixed_cost(&[query.clone(), summary(Call::Noop, 4, 0.9e3)]).0, None);
+        assert_eq!(fixed_cost(&[query, summary(Call::Noop, 16, 9e3)]).0, None);
+    }
 }

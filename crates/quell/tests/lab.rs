@@ -2,10 +2,16 @@
 //! `QUELL_LAB_TESTS`; elsewhere they print that they were skipped.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::num::NonZeroUsize;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use quell_lab::guest::{
     FailureKind, Guest, GuestSpec, JobOutput, Launch, Probe, Qemu, kernel_cmdline, probe,
 };
@@ -29,7 +35,7 @@ fn lab() -> Option<Lab> {
     let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let cache = Cache::open().unwrap();
     let stop = Stop::default();
-    let jobs = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let jobs = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let source = Source::default();
     let build = Build { repo: &repo, cache: &cache, source: &source, flavor: Flavor::Patched, jobs };
     let kernel = build.run(&stop, &mut |_| ()).unwrap();
@@ -162,4 +168,90 @@ fn a_guest_with_pinned_cpus_and_memory_to_plug_boots() {
     };
     let ended = lab.boot(&spec).end(Duration::from_secs(60));
     assert_eq!(ended.failure, None, "{}", ended.console);
+}
+
+#[test]
+fn the_switch_decides_whether_all_cpus_are_drained() {
+    let Some(lab) = lab() else { return };
+    let mut guest = lab.boot(&two_nodes());
+    let mut drains = |mode: &str| {
+        let mut request = job(migrate(16, 5));
+        request.sysctl.insert(String::from("vm.migrate_drain"), String::from(mode));
+        let mut output = JobOutput::default();
+        guest.run(&request, &mut output).unwrap().unwrap();
+        assert!(output.samples.iter().all(|sample| sample.counts["failed"] == 0));
+        let count = |name: &str| output.vmstat.get(name).copied().unwrap_or(0);
+        (count("migrate_drain_global"), count("lru_drain_remote"), count("migrate_drain_fallback"))
+    };
+    // Five samples and a round before them, of two calls each.
+    let (global, remote, _) = drains("global");
+    assert!(global >= 12 && remote == 0, "{global} global drains, {remote} of single batches");
+    let (global, remote, fallback) = drains("targeted");
+    assert!(global == 0 && fallback == 0, "{global} global drains, {fallback} fallbacks");
+    assert!(remote >= 6, "pages faulted on the other CPU sat in its batch, and {remote} were emptied");
+}
+
+/// The QEMUs whose parent is `pid`.
+fn guests_of(pid: u32) -> Vec<u32> {
+    let parent = |stat: &str| stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok();
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse::<u32>().ok()
+    });
+    processes
+        .filter(|child| {
+            let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+            parent(&stat) == Some(pid) && stat.contains("(qemu")
+        })
+        .collect()
+}
+
+/// Starts an experiment, sends the signal once its first guest runs, and returns how the lab ended.
+fn end_with(signal: Signal, output: &Path) -> ExitStatus {
+    let mut lab = Command::new(env!("CARGO_BIN_EXE_quell"))
+        .args(["lab", "run", "migrate-batch", "--short", "--output"])
+        .arg(output)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let guests = poll(|| Some(guests_of(lab.id())).filter(|guests| !guests.is_empty()));
+    kill(Pid::from_raw(lab.id().cast_signed()), signal).unwrap();
+    let status = poll(|| lab.try_wait().unwrap());
+    // The guest is not reaped by us: gone, or a zombie of whoever adopted it.
+    let runs = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    };
+    poll(|| guests.iter().all(|pid| !runs(pid)).then_some(()));
+    status
+}
+
+/// Waits for an answer; gives up after minutes, as the machine may be busy.
+fn poll<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(240);
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < end, "it took too long");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_lab_that_is_interrupted_or_killed_leaves_no_guest_and_no_file() {
+    if lab().is_none() {
+        return;
+    }
+    let output = tempfile::tempdir().unwrap();
+    assert_eq!(end_with(Signal::SIGINT, output.path()).code(), Some(2));
+    let runs: Vec<_> = fs::read_dir(output.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(runs.len(), 1);
+    let text = fs::read_to_string(runs[0].join("run.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(record["interrupted"], true);
+    assert!(record["warnings"].to_string().contains("interrupted after 0 of 8 guests"), "{text}");
+
+    assert_eq!(end_with(Signal::SIGKILL, output.path()).signal(), Some(9));
 }

@@ -121,6 +121,9 @@ pub struct RunRecord {
     /// What the experiment had to reach, and whether it did.
     #[serde(default)]
     pub targets: Vec<TargetResult>,
+    /// It was ended by Ctrl-C; the guests until then are here.
+    #[serde(default)]
+    pub interrupted: bool,
     /// What limits these results.
     pub warnings: Vec<String>,
 }
@@ -134,10 +137,23 @@ impl RunRecord {
         self.targets = judge(&self.experiment.targets, &self.comparisons, self.accelerator);
     }
 
-    /// Whether every guest did its job on a healthy kernel.
+    /// Whether every guest did its job on a healthy kernel, and no page was lost.
     #[must_use]
     pub fn ok(&self) -> bool {
-        self.guests.iter().all(|guest| guest.failure.is_none())
+        self.guests.iter().all(|guest| guest.failure.is_none()) && self.lost_pages().next().is_none()
+    }
+
+    /// Summaries, what and how many, of pages that were not moved, moved elsewhere or damaged; negative controls
+    /// are left out.
+    pub fn lost_pages(&self) -> impl Iterator<Item = (&Summary, &'static str, u64)> {
+        let control = |name: &str| self.experiment.arms.iter().any(|arm| arm.control && arm.name == name);
+        let counted = self.summaries.iter().filter(move |summary| !control(&summary.arm));
+        counted
+            .flat_map(|summary| {
+                let count = |what| summary.counts.get(what).copied().unwrap_or(0);
+                ["failed", "misplaced", "corrupt"].map(|what| (summary, what, count(what)))
+            })
+            .filter(|(_, _, count)| *count > 0)
     }
 
     /// Names of the arms, the baseline first.

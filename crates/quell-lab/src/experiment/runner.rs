@@ -71,8 +71,8 @@ pub enum RunEvent {
 
 /// Runs the experiment and returns the directory of the results and what `run.json` there says.
 ///
-/// Guests that fail are part of the result. On Ctrl-C what was measured by then is written, and the error is
-/// [`LabError::Interrupted`].
+/// Guests that fail are part of the result. On Ctrl-C after the first guest has started, what was measured by then
+/// is the result, and says so.
 ///
 /// # Errors
 /// If a kernel cannot be built, nothing boots, or the results cannot be written.
@@ -128,11 +128,11 @@ pub fn run(
         summaries: Vec::new(),
         comparisons: Vec::new(),
         targets: Vec::new(),
+        interrupted: false,
         warnings: Vec::new(),
     };
     let mut samples = Vec::new();
     let order = schedule(experiment.arms.len(), experiment.design.guests_per_arm);
-    let mut interrupted = false;
     for (index, &arm) in order.iter().enumerate() {
         let arm = &experiment.arms[arm];
         on_event(RunEvent::Guest { number: index + 1, of: order.len(), arm: arm.name.clone() });
@@ -155,7 +155,7 @@ pub fn run(
                 samples.push((index, own));
             }
             Err(LabError::Interrupted) => {
-                interrupted = true;
+                record.interrupted = true;
                 break;
             }
             Err(error) => return Err(error),
@@ -164,7 +164,7 @@ pub fn run(
     record.conclude(&samples);
     record.warnings = warnings(&record, order.len());
     write(&dir, &record, &samples)?;
-    if interrupted { Err(LabError::Interrupted) } else { Ok((dir, record)) }
+    Ok((dir, record))
 }
 
 fn build_kernels(
@@ -277,17 +277,10 @@ fn warnings(record: &RunRecord, planned: usize) -> Vec<String> {
             warnings.push(format!("guest {} ({}) is left out: {failure}", guest.index, guest.arm));
         }
     }
-    let controls: Vec<&str> =
-        record.experiment.arms.iter().filter(|arm| arm.control).map(|arm| arm.name.as_str()).collect();
-    for summary in record.summaries.iter().filter(|summary| !controls.contains(&summary.arm.as_str())) {
-        for name in ["failed", "misplaced", "corrupt"] {
-            let count = summary.counts.get(name).copied().unwrap_or(0);
-            if count > 0 {
-                let dimensions: Vec<String> =
-                    summary.dimensions.iter().map(|(name, value)| format!("{name}={value}")).collect();
-                warnings.push(format!("{} ({}): {count} pages {name}", summary.arm, dimensions.join(" ")));
-            }
-        }
+    for (summary, what, count) in record.lost_pages() {
+        let dimensions: Vec<String> =
+            summary.dimensions.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        warnings.push(format!("{} ({}): {count} pages {what}", summary.arm, dimensions.join(" ")));
     }
     let settings = record.guests.iter().find_map(|guest| guest.settings.as_ref());
     if let Some(settings) = settings {

@@ -20,7 +20,8 @@ use crate::terminal;
 
 /// Builds a kernel, boots it in QEMU, and runs A/B experiments on fresh guests.
 ///
-/// Exits with 0, with 1 if a guest failed or its kernel reported a bug, and with 2 if it could not run.
+/// Exits with 0, with 1 if a guest failed, its kernel reported a bug or a page was lost, and with 2 if it could not run or was
+/// interrupted.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Checkout of Quell, with kernel/ and experiments/ (default: the one you are in, or that this binary is in)
@@ -164,7 +165,11 @@ fn run_experiment(repo: &Path, args: &RunArgs, stop: &Stop) -> Result<ExitCode> 
 fn show(record: &RunRecord, dir: &Path) -> Result<ExitCode> {
     let report = dir.join("report.html");
     terminal::print(&format!("{}{}\n", human(record, terminal::look()), report.display()))?;
-    Ok(if record.ok() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(match (record.interrupted, record.ok()) {
+        (true, _) => ExitCode::from(2),
+        (false, false) => ExitCode::from(1),
+        (false, true) => ExitCode::SUCCESS,
+    })
 }
 
 fn human(record: &RunRecord, look: Look) -> String {

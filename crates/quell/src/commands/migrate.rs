@@ -78,6 +78,8 @@ fn human(survey: &Survey, look: Look) -> String {
         "query: asks where the pages are. noop: \"moves\" them to where they are, so all that it takes beyond the query \
          is the kernel's preparation. P99 is the nearest rank.",
     );
+    text += "\n";
+    text += &terminal::wrapped(&survey.verdict);
     for problem in survey.cases.iter().filter_map(problem).chain(survey.warnings.iter().cloned()) {
         text += &terminal::wrapped(&format!("note: {problem}"));
     }
