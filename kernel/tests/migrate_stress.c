@@ -199,11 +199,24 @@ static void query(struct batch *b)
 		die("move_pages query");
 }
 
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+/* How long the last move of the main thread took. */
+static atomic_ullong move_ns;
+
 static void move(struct batch *b)
 {
 	int status[MAX_PAGES];
+	uint64_t start = now_ns();
 
 	move_pages(0, b->p, b->n, &to_node, status);
+	atomic_store(&move_ns, now_ns() - start);
 }
 
 /* Where are pages first, first + step, ... now, and what is in them? */
@@ -593,14 +606,17 @@ static void writer(struct batch *b, struct result *r)
 
 /*
  * What the other CPU does empties its batches sooner or later: give the mover a
- * head start, of a different length each time.
+ * head start, of a different length each time, from none to half as long again
+ * as a move takes. So a few of 16 rounds begin when the move is over, which must
+ * then have failed where only the mover's own batches are emptied.
  */
 static void head_start(const struct batch *b)
 {
-	int i;
+	uint64_t wait = atomic_load(&move_ns) * (b->seed % 16) / 10;
+	uint64_t start = now_ns();
 
-	for (i = 0; i < (int)(b->seed % 16) * 1000; i++)
-		atomic_load(&meet);
+	while (now_ns() - start < wait)
+		;
 }
 
 static void fill_and_move(struct batch *b)

@@ -217,12 +217,12 @@ impl Table {
         self.order.iter().flat_map(|cell| arms.iter().filter_map(move |arm| one(cell, arm))).collect()
     }
 
-    /// The first arm against each other one, in every cell, for median and P99.
+    /// The first arm against each other one, in every cell that holds durations, for median and P99.
     #[must_use]
     pub fn comparisons(&self, arms: &[String]) -> Vec<Comparison> {
         let Some((baseline, others)) = arms.split_first() else { return Vec::new() };
         let mut comparisons = Vec::new();
-        for cell in &self.order {
+        for cell in self.order.iter().filter(|cell| self.unit(cell) == "ns") {
             for other in others {
                 for (statistic, p) in [("median", 0.5), ("p99", 0.99)] {
                     comparisons.extend(self.compare(cell, baseline, other, statistic, p));

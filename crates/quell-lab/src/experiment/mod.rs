@@ -1,6 +1,7 @@
 //! Experiments: arms interleaved over fresh guests, every sample kept, statistics on guests.
 
 mod analysis;
+mod csv;
 mod file;
 mod html;
 mod output;

@@ -1,7 +1,6 @@
 //! What a run leaves behind: `run.json`, `samples.csv`, `report.html`, and the guests' consoles.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
@@ -10,19 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use super::analysis::{Comparison, GuestSamples, Summary, Table};
 use super::file::Experiment;
-use super::html;
 use super::target::{TargetResult, judge};
+use super::{csv, html};
 use crate::cache::write_whole;
 use crate::error::{IoContext, LabError, Result};
 use crate::guest::console::Splat;
 use crate::guest::{Accelerator, Failure, Probe};
 use crate::kernel::KernelInfo;
-use crate::protocol::{Hello, Measurement};
+use crate::protocol::Hello;
 
 /// Name and version of `run.json`.
 pub const SCHEMA: &str = "quell.lab-run/1";
 const RUN_FILE: &str = "run.json";
 const SAMPLES_FILE: &str = "samples.csv";
+const BY_GUEST_FILE: &str = "guests.csv";
 const REPORT_FILE: &str = "report.html";
 
 /// The machine that ran the guests.
@@ -167,7 +167,8 @@ impl RunRecord {
 pub(super) fn write(dir: &Path, record: &RunRecord, samples: &[(usize, GuestSamples)]) -> Result<()> {
     let json = serde_json::to_vec_pretty(record).expect("a run is plain data");
     write_whole(&dir.join(RUN_FILE), &json)?;
-    write_whole(&dir.join(SAMPLES_FILE), csv(samples).as_bytes())?;
+    write_whole(&dir.join(SAMPLES_FILE), csv::all(samples).as_bytes())?;
+    write_whole(&dir.join(BY_GUEST_FILE), csv::by_guest(samples).as_bytes())?;
     write_report(dir, record, samples)
 }
 
@@ -199,7 +200,7 @@ pub fn load(dir: &Path) -> Result<(RunRecord, Vec<(usize, GuestSamples)>)> {
     }
     let path = dir.join(SAMPLES_FILE);
     let text = fs::read_to_string(&path).context("read", &path)?;
-    let samples = parse_csv(&text).map_err(|reason| bad(&path, reason))?;
+    let samples = csv::parse(&text).map_err(|reason| bad(&path, reason))?;
     Ok((record, samples))
 }
 
@@ -214,118 +215,12 @@ pub fn report(dir: &Path) -> Result<RunRecord> {
     Ok(record)
 }
 
-const FIXED: [&str; 6] = ["guest", "arm", "sample", "metric", "value", "unit"];
-
-/// All samples, one a line; a column `dim.X` for each dimension and `count.X` for each count.
-fn csv(samples: &[(usize, GuestSamples)]) -> String {
-    let all = || samples.iter().flat_map(|(_, guest)| &guest.samples);
-    let dimensions: BTreeSet<&String> = all().flat_map(|sample| sample.dimensions.keys()).collect();
-    let counts: BTreeSet<&String> = all().flat_map(|sample| sample.counts.keys()).collect();
-    let mut text = FIXED.join(",");
-    for name in &dimensions {
-        let _ = write!(text, ",dim.{name}");
-    }
-    for name in &counts {
-        let _ = write!(text, ",count.{name}");
-    }
-    text.push('\n');
-    for (index, guest) in samples {
-        for (number, sample) in guest.samples.iter().enumerate() {
-            let (metric, value, unit) = (&sample.metric, sample.value, &sample.unit);
-            let _ = write!(text, "{index},{},{number},{metric},{value},{unit}", guest.arm);
-            for name in &dimensions {
-                let _ = write!(text, ",{}", sample.dimensions.get(*name).map_or("", String::as_str));
-            }
-            for name in &counts {
-                let _ = write!(text, ",{}", sample.counts.get(*name).map(u64::to_string).unwrap_or_default());
-            }
-            text.push('\n');
-        }
-    }
-    text
-}
-
-fn parse_csv(text: &str) -> Result<Vec<(usize, GuestSamples)>, String> {
-    let mut lines = text.lines();
-    let header: Vec<&str> = lines.next().ok_or("it is empty")?.split(',').collect();
-    if header.get(..FIXED.len()) != Some(&FIXED[..]) {
-        return Err(format!("its header does not begin with {}", FIXED.join(",")));
-    }
-    let mut guests: BTreeMap<usize, GuestSamples> = BTreeMap::new();
-    for (number, line) in lines.enumerate() {
-        let bad = |what: &str| format!("line {}: {what}", number + 2);
-        let fields: Vec<&str> = line.split(',').collect();
-        if fields.len() != header.len() {
-            return Err(bad(&format!("{} fields instead of {}", fields.len(), header.len())));
-        }
-        let mut sample = Measurement {
-            metric: fields[3].to_owned(),
-            dimensions: BTreeMap::new(),
-            value: fields[4].parse().map_err(|_| bad("its value is not a number"))?,
-            unit: fields[5].to_owned(),
-            counts: BTreeMap::new(),
-        };
-        for (name, field) in
-            header.iter().zip(&fields).skip(FIXED.len()).filter(|(_, field)| !field.is_empty())
-        {
-            if let Some(name) = name.strip_prefix("dim.") {
-                sample.dimensions.insert(name.to_owned(), (*field).to_owned());
-            } else if let Some(name) = name.strip_prefix("count.") {
-                let count = field.parse().map_err(|_| bad("a count is not a number"))?;
-                sample.counts.insert(name.to_owned(), count);
-            }
-        }
-        let index = fields[0].parse().map_err(|_| bad("its guest is not a number"))?;
-        let guest = guests
-            .entry(index)
-            .or_insert_with(|| GuestSamples { arm: fields[1].to_owned(), samples: Vec::new() });
-        guest.samples.push(sample);
-    }
-    Ok(guests.into_iter().collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sample(pages: &str, value: f64) -> Measurement {
-        Measurement {
-            metric: String::from("move_pages"),
-            dimensions: BTreeMap::from([(String::from("pages"), pages.to_owned())]),
-            value,
-            unit: String::from("ns"),
-            counts: BTreeMap::from([(String::from("failed"), 0)]),
-        }
-    }
-
     #[test]
-    fn samples_survive_the_file() {
-        let mut other = sample("16", 1e9);
-        other.dimensions = BTreeMap::from([(String::from("call"), String::from("noop"))]);
-        other.counts = BTreeMap::new();
-        let guests = vec![
-            (0, GuestSamples { arm: String::from("a"), samples: vec![sample("1", 12.5), other] }),
-            (3, GuestSamples { arm: String::from("b"), samples: vec![sample("1", 0.1)] }),
-        ];
-        let text = csv(&guests);
-        assert!(text.starts_with("guest,arm,sample,metric,value,unit,dim.call,dim.pages,count.failed\n"));
-        let read = parse_csv(&text).unwrap();
-        assert_eq!(read.len(), 2);
-        for ((index, guest), (read_index, read_guest)) in guests.iter().zip(&read) {
-            assert_eq!(
-                (index, &guest.arm, &guest.samples),
-                (read_index, &read_guest.arm, &read_guest.samples)
-            );
-        }
-    }
-
-    #[test]
-    fn broken_files_are_refused_with_their_line() {
-        assert!(parse_csv("").unwrap_err().contains("empty"));
-        assert!(parse_csv("a,b\n").unwrap_err().contains("header"));
-        let head = FIXED.join(",");
-        assert!(parse_csv(&format!("{head}\n0,a,0,m,1\n")).unwrap_err().contains("line 2: 5 fields"));
-        assert!(parse_csv(&format!("{head}\n0,a,0,m,x,ns\n")).unwrap_err().contains("not a number"));
+    fn a_directory_without_results_is_refused() {
         assert!(matches!(load(Path::new("/nonexistent")), Err(LabError::Io { .. })));
     }
 
