@@ -168,11 +168,12 @@ pub(super) fn write(dir: &Path, record: &RunRecord, samples: &[(usize, GuestSamp
     let json = serde_json::to_vec_pretty(record).expect("a run is plain data");
     write_whole(&dir.join(RUN_FILE), &json)?;
     write_whole(&dir.join(SAMPLES_FILE), csv::all(samples).as_bytes())?;
-    write_whole(&dir.join(BY_GUEST_FILE), csv::by_guest(samples).as_bytes())?;
-    write_report(dir, record, samples)
+    write_derived(dir, record, samples)
 }
 
-fn write_report(dir: &Path, record: &RunRecord, samples: &[(usize, GuestSamples)]) -> Result<()> {
+/// The files that follow from the samples and `run.json`.
+fn write_derived(dir: &Path, record: &RunRecord, samples: &[(usize, GuestSamples)]) -> Result<()> {
+    write_whole(&dir.join(BY_GUEST_FILE), csv::by_guest(samples).as_bytes())?;
     let good = healthy(record, samples);
     let page = html::page(record, &Table::new(&good))
         .map_err(|error| LabError::BadRun { path: dir.to_owned(), reason: error.to_string() })?;
@@ -211,7 +212,7 @@ pub fn load(dir: &Path) -> Result<(RunRecord, Vec<(usize, GuestSamples)>)> {
 pub fn report(dir: &Path) -> Result<RunRecord> {
     let (mut record, samples) = load(dir)?;
     record.conclude(&samples);
-    write_report(dir, &record, &samples)?;
+    write_derived(dir, &record, &samples)?;
     Ok(record)
 }
 
