@@ -90,15 +90,24 @@ impl Cache {
     /// # Errors
     /// [`LabError::DiskFull`].
     pub fn need_space(&self, purpose: &'static str, need_mib: u64) -> Result<()> {
-        let stat = nix::sys::statvfs::statvfs(&self.root)
-            .map_err(std::io::Error::from)
-            .context("read the free space of", &self.root)?;
-        let free_mib = (stat.blocks_available() * stat.fragment_size()) >> 20;
-        if free_mib < need_mib {
-            return Err(LabError::DiskFull { path: self.root.clone(), purpose, free_mib, need_mib });
-        }
-        Ok(())
+        let hint = "free some space, or point XDG_CACHE_HOME to another disk";
+        need_space(&self.root, purpose, need_mib, hint)
     }
+}
+
+/// Fails if fewer than `need_mib` MiB are free for this user in the file system of `dir`.
+///
+/// # Errors
+/// [`LabError::DiskFull`].
+pub(crate) fn need_space(dir: &Path, purpose: &'static str, need_mib: u64, hint: &'static str) -> Result<()> {
+    let stat = nix::sys::statvfs::statvfs(dir)
+        .map_err(std::io::Error::from)
+        .context("read the free space of", dir)?;
+    let free_mib = (stat.blocks_available() * stat.fragment_size()) >> 20;
+    if free_mib < need_mib {
+        return Err(LabError::DiskFull { path: dir.to_owned(), purpose, free_mib, need_mib, hint });
+    }
+    Ok(())
 }
 
 /// A held lock of the cache.
@@ -119,8 +128,12 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".partial-{}", std::process::id()));
     let partial = PathBuf::from(name);
-    fs::write(&partial, content).context("write", &partial)?;
-    fs::rename(&partial, path).context("rename a new file to", path)
+    let written = fs::write(&partial, content).context("write", path);
+    let renamed = written.and_then(|()| fs::rename(&partial, path).context("rename a new file to", path));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    renamed
 }
 
 /// SHA-256 of some bytes, in hexadecimal.

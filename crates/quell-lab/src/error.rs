@@ -19,9 +19,7 @@ pub enum LabError {
         source: io::Error,
     },
     /// Too little space, seen before or while writing.
-    #[error(
-        "{path} has {free_mib} MiB free, and {purpose} needs about {need_mib} MiB: free some space, or point XDG_CACHE_HOME to another disk"
-    )]
+    #[error("{path} has {free_mib} MiB free, and {purpose} needs about {need_mib} MiB: {hint}")]
     DiskFull {
         /// Directory that was to be written to.
         path: PathBuf,
@@ -31,6 +29,8 @@ pub enum LabError {
         free_mib: u64,
         /// Space wanted, in MiB.
         need_mib: u64,
+        /// What to do.
+        hint: &'static str,
     },
     /// Another process holds the cache for longer than the deadline.
     #[error("Another kernel build has held {path} for {seconds} s: wait for it, or end it")]

@@ -13,7 +13,7 @@ use super::file::{Arm, Experiment};
 use super::output::{GuestRecord, Host, RunRecord, SCHEMA, write};
 use super::schedule::schedule;
 use crate::Stop;
-use crate::cache::{Cache, sha256, write_whole};
+use crate::cache::{Cache, need_space, sha256, write_whole};
 use crate::error::{IoContext, LabError, Result};
 use crate::guest::{Accelerator, Guest, JobOutput, Launch, Qemu, kernel_cmdline, probe};
 use crate::initramfs;
@@ -23,6 +23,9 @@ use crate::protocol::{Job, Workload};
 
 /// How long a guest may take to power off after its job.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
+
+/// Space for the results of a run, in MiB: samples, consoles and traces.
+const RUN_MIB: u64 = 64;
 
 /// What every experiment needs.
 #[derive(Debug)]
@@ -101,6 +104,11 @@ pub fn run(
     let stamp = started.replace([':', '-'], "");
     let dir = options.output.join(format!("{}-{stamp}", experiment.name));
     fs::create_dir_all(&dir).context("create", &dir)?;
+    let hint = "free some space, or choose another directory with --output";
+    if let Err(full) = need_space(&dir, "a run", RUN_MIB, hint) {
+        let _ = fs::remove_dir(&dir);
+        return Err(full);
+    }
     let file = lab.repo.join("experiments").join(format!("{}.toml", experiment.name));
     let text = fs::read(&file).context("read", &file)?;
     write_whole(&dir.join("experiment.toml"), &text)?;
