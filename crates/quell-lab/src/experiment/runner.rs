@@ -253,6 +253,7 @@ impl OneGuest<'_> {
             workload: self.experiment.workload.clone(),
             sysctl: self.arm.sysctl.clone(),
             collect: self.experiment.collect.clone(),
+            trace: None,
             timeout_s: self.experiment.design.job_timeout_s,
         }
     }
