@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::attribution::{Breakdown, NameId, Names, Tally};
 use crate::class::{Class, base, class_of};
 use crate::cpu::Cpus;
-use crate::line::{Duration, Line, LineParser, Record, Task, What};
+use crate::line::{Line, LineParser, Record, Task, What};
 use crate::reader::Lines;
 use crate::sched::{Switch, Wakeup};
 use crate::task::{OpenCall, Problem, Shown};
@@ -192,6 +192,7 @@ struct Analyzer<'a> {
     faster: u64,
     cut: u64,
     untimed: bool,
+    restamped: u64,
     wakeups: bool,
     last_time: Option<u64>,
     events: BTreeMap<String, u64>,
@@ -224,6 +225,7 @@ impl<'a> Analyzer<'a> {
             faster: 0,
             cut: 0,
             untimed: false,
+            restamped: 0,
             wakeups: false,
             last_time: None,
             events: BTreeMap::new(),
@@ -314,7 +316,7 @@ impl<'a> Analyzer<'a> {
                 } else if self.is_call(function) {
                     let mut call = self.begin(key, record, function);
                     call.leaf(&self.names, id, depth, record.time, duration);
-                    self.end(call, duration, record.time);
+                    self.end(call);
                 }
             }
             What::Exit { depth, function, duration } => {
@@ -326,7 +328,7 @@ impl<'a> Analyzer<'a> {
                 if call.exit(&self.names, self.shown, (id, depth), record.time, duration)
                     && let Some(call) = self.open.remove(&key)
                 {
-                    self.end(call, duration, record.time);
+                    self.end(call);
                 }
             }
         }
@@ -363,8 +365,9 @@ impl<'a> Analyzer<'a> {
         OpenCall::new(label, comm, pid, record.cpu, record.time)
     }
 
-    fn end(&mut self, call: OpenCall, took: Option<Duration>, now: Option<u64>) {
+    fn end(&mut self, call: OpenCall) {
         self.untimed |= call.untimed;
+        self.restamped += call.restamped;
         let mut about = Call {
             label: call.label.clone(),
             start_s: call.start.map(to_seconds),
@@ -373,7 +376,7 @@ impl<'a> Analyzer<'a> {
             pid: call.pid,
             breakdown: Tally::default().breakdown(&self.names, &|_| None, 0),
         };
-        let (tally, nanos, problem) = call.finish(took, now);
+        let (tally, nanos, problem) = call.finish();
         if problem.is_none() && nanos < self.options.slower_than_ns {
             self.faster += 1;
             return;
@@ -560,7 +563,8 @@ impl<'a> Analyzer<'a> {
         let outer = !self.outer.is_empty();
         let mut found: Vec<(&NameId, &u64)> = if outer { &self.outer } else { &self.all }.iter().collect();
         found.sort_by_key(|(id, count)| (std::cmp::Reverse(**count), **id));
-        let functions = found.into_iter().take(EXAMPLES).map(|(id, _)| self.names.get(*id).text.clone()).collect();
+        let functions =
+            found.into_iter().take(EXAMPLES).map(|(id, _)| self.names.get(*id).text.clone()).collect();
         Err(TraceError::NoSuchCall { call: call(), functions, outer })
     }
 
@@ -578,10 +582,14 @@ impl<'a> Analyzer<'a> {
             let (after, before): (u64, u64) = (counts.sum(), before.sum());
             let gaps = self.lost.iter().filter(|lost| lost.when == "during").count();
             if before > 0 {
-                notes.push(format!("{before} events were overwritten before the trace begins: the buffer was too small"));
+                notes.push(format!(
+                    "{before} events were overwritten before the trace begins: the buffer was too small"
+                ));
             }
             if gaps > 0 || after > 0 {
-                notes.push(format!("the kernel lost {after} events or more, in {gaps} gaps: calls during a gap are left out"));
+                notes.push(format!(
+                    "the kernel lost {after} events or more, in {gaps} gaps: calls during a gap are left out"
+                ));
             }
         }
         if self.cut > 0 {
@@ -599,6 +607,12 @@ impl<'a> Analyzer<'a> {
         if self.untimed {
             notes.push(String::from(
                 "switches without absolute times: time off the CPU outside of waits is unaccounted; record with options/funcgraph-abstime",
+            ));
+        }
+        if self.restamped > 0 {
+            notes.push(format!(
+                "the printed durations of {} functions are too short for what they called; the times of their lines were taken instead",
+                self.restamped
             ));
         }
         if self.tracer.as_ref().is_some_and(|tracer| tracer != "function_graph" && tracer != "nop") {

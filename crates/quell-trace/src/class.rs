@@ -246,7 +246,8 @@ const FUNCTIONS: [(Class, &[&str]); 12] = [
 
 /// Beginnings of the names of interrupt handlers.
 const INTERRUPTS: [&str; 4] = ["sysvec_", "__sysvec_", "asm_sysvec_", "smp_call_function_interrupt"];
-const FAULTS: [&str; 5] = ["exc_page_fault", "asm_exc_page_fault", "do_user_addr_fault", "handle_mm_fault", "do_page_fault"];
+const FAULTS: [&str; 5] =
+    ["exc_page_fault", "asm_exc_page_fault", "do_user_addr_fault", "handle_mm_fault", "do_page_fault"];
 /// The unmapping of a page and its remapping share this function.
 const WALK: &str = "rmap_walk";
 /// Where a task sleeps, if the trace does not show that it does.
@@ -279,7 +280,9 @@ pub fn class_of(function: &str) -> Option<Class> {
 /// As [`class_of`], for a function called by `caller`.
 pub(crate) fn class_below(function: &str, caller: &str) -> Option<Class> {
     // `remove_migration_ptes` is often inlined into its caller, which leaves only the walk to be seen.
-    if base(function) == WALK && ["migrate_folio_move", "move_to_new_folio", "unmap_and_move"].contains(&base(caller)) {
+    if base(function) == WALK
+        && ["migrate_folio_move", "move_to_new_folio", "unmap_and_move"].contains(&base(caller))
+    {
         return Some(Class::Remap);
     }
     class_of(function)

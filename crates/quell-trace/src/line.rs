@@ -280,7 +280,8 @@ fn body(text: &str, duration: Option<Duration>) -> Option<What<'_>> {
         return None;
     }
     // Behind the arguments, newer versions may print the caller or the value returned as a comment.
-    let code = rest.rsplit_once("/*").filter(|_| rest.ends_with("*/")).map_or(rest, |(code, _)| code).trim_end();
+    let code =
+        rest.rsplit_once("/*").filter(|_| rest.ends_with("*/")).map_or(rest, |(code, _)| code).trim_end();
     if code.ends_with(");") {
         Some(What::Leaf { depth, function, duration })
     } else if code.ends_with(") {") {
@@ -306,7 +307,8 @@ fn plain(line: &str) -> Option<Line<'_>> {
         let Some((number, rest)) = line[from..].split_once(']') else { break };
         let Ok(cpu) = number.trim().parse::<u32>() else { continue };
         let before = line[..at].trim();
-        let before = before.rsplit_once('(').filter(|_| before.ends_with(')')).map_or(before, |(task, _)| task);
+        let before =
+            before.rsplit_once('(').filter(|_| before.ends_with(')')).map_or(before, |(task, _)| task);
         let Some(person) = task(before) else { continue };
         if cpu > MAX_CPU {
             return None;
@@ -317,7 +319,8 @@ fn plain(line: &str) -> Option<Line<'_>> {
         }
         let (time, text) = words.split_once(':')?;
         let time = seconds(time)?;
-        let record = |what| Line::Record(Record { time: Some(time), cpu: Some(cpu), task: Some(person), what });
+        let record =
+            |what| Line::Record(Record { time: Some(time), cpu: Some(cpu), task: Some(person), what });
         let text = text.trim_start();
         let (name, args) = match text.split_once(':') {
             Some((name, args)) if is_word(name) => (name, args),

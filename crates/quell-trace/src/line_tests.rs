@@ -48,7 +48,10 @@ fn the_graph_with_fewer_columns() {
     // With the flags of latency-format, and without durations.
     let line = " 12.000001 |   0)  bash-9  |  d..1. |   0.5 us      |  f();";
     assert_eq!(record(line).task, Some(Task { comm: "bash", pid: 9 }));
-    assert_eq!(record(" 2)  f() {"), Record { cpu: Some(2), time: None, task: None, what: What::Enter { depth: 0, function: "f" } });
+    assert_eq!(
+        record(" 2)  f() {"),
+        Record { cpu: Some(2), time: None, task: None, what: What::Enter { depth: 0, function: "f" } }
+    );
 }
 
 #[test]
@@ -61,11 +64,18 @@ fn functions_with_modules_arguments_and_return_values() {
     ] {
         assert!(matches!(record(line).what, What::Leaf { function: "f", .. }), "{line}");
     }
-    for line in [" 0)   1.000 us    |  } /* f = 0x0 */", " 0)   1.000 us    |  } /* f ret=0 */", " 0)   1.000 us    |  } /* f */"] {
+    for line in [
+        " 0)   1.000 us    |  } /* f = 0x0 */",
+        " 0)   1.000 us    |  } /* f ret=0 */",
+        " 0)   1.000 us    |  } /* f */",
+    ] {
         assert!(matches!(record(line).what, What::Exit { function: Some("f"), .. }), "{line}");
     }
     assert!(matches!(record(" 0)   1.000 us    |  }").what, What::Exit { function: None, .. }));
-    assert_eq!(record(" 0)               |  f() { /* <-caller+0x10/0x20 */").what, What::Enter { depth: 0, function: "f" });
+    assert_eq!(
+        record(" 0)               |  f() { /* <-caller+0x10/0x20 */").what,
+        What::Enter { depth: 0, function: "f" }
+    );
     assert!(matches!(record(" 0)   1.0 us |  f.isra.0();").what, What::Leaf { function: "f.isra.0", .. }));
 }
 
@@ -120,7 +130,8 @@ fn plain_events() {
 
 #[test]
 fn the_graph_of_trace_cmd() {
-    let line = "     exe-47    [000]     6.275044: funcgraph_entry:                   |    cpuset_mems_allowed() {";
+    let line =
+        "     exe-47    [000]     6.275044: funcgraph_entry:                   |    cpuset_mems_allowed() {";
     let what = What::Enter { depth: 1, function: "cpuset_mems_allowed" };
     assert_eq!(record(line), Record { time: Some(6_275_044_000), cpu: Some(0), task: EXE, what });
     let line = "     exe-47    [000]     6.275054: funcgraph_exit:       + 10.135 us   |    }";
@@ -132,11 +143,27 @@ fn the_graph_of_trace_cmd() {
 
 #[test]
 fn other_text_is_unreadable_and_not_a_panic() {
-    for line in ["hello", "{\"json\": true}", "a | b | c", "int main() {", "main() {", "f();", "-[", "[1]", " 99999)  f();", "/* x */", "é|é) é", "1) |"] {
+    for line in [
+        "hello",
+        "{\"json\": true}",
+        "a | b | c",
+        "int main() {",
+        "main() {",
+        "f();",
+        "-[",
+        "[1]",
+        " 99999)  f();",
+        "/* x */",
+        "é|é) é",
+        "1) |",
+    ] {
         let parsed = parse(line);
         assert_eq!(parsed, Line::Unreadable, "{line}");
     }
     // A line that was cut.
-    assert_eq!(parse("    6.275209 |   0)    exe-47    |               |      /* sched_switch: prev_c"), Line::Unreadable);
+    assert_eq!(
+        parse("    6.275209 |   0)    exe-47    |               |      /* sched_switch: prev_c"),
+        Line::Unreadable
+    );
     assert_eq!(parse("    6.275209 |   0)    exe-47    |           "), Line::Unreadable);
 }

@@ -87,6 +87,10 @@ pub(crate) struct OpenCall {
     tally: Tally,
     /// Some of its time is unaccounted, because switches have no times.
     pub(crate) untimed: bool,
+    /// Functions whose printed duration is too short for what they called.
+    pub(crate) restamped: u64,
+    /// How long the call took, once it has returned.
+    took: u64,
 }
 
 /// What the trace as a whole shows.
@@ -97,7 +101,13 @@ pub(crate) struct Shown {
 }
 
 impl OpenCall {
-    pub(crate) fn new(label: String, comm: String, pid: Option<u32>, cpu: Option<u32>, start: Option<u64>) -> Self {
+    pub(crate) fn new(
+        label: String,
+        comm: String,
+        pid: Option<u32>,
+        cpu: Option<u32>,
+        start: Option<u64>,
+    ) -> Self {
         Self {
             label,
             comm,
@@ -109,6 +119,8 @@ impl OpenCall {
             frames: Vec::new(),
             tally: Tally::default(),
             untimed: false,
+            restamped: 0,
+            took: 0,
         }
     }
 
@@ -178,9 +190,12 @@ impl OpenCall {
         }
         let class = self.class(names, function);
         self.tally.add_self(function, class, nanos);
-        if let Some(frame) = self.frames.last_mut() {
-            frame.children += nanos;
-            frame.calls += 1;
+        match self.frames.last_mut() {
+            Some(frame) => {
+                frame.children += nanos;
+                frame.calls += 1;
+            }
+            None => self.took = nanos,
         }
     }
 
@@ -227,22 +242,14 @@ impl OpenCall {
         now: Option<u64>,
         took: Option<Duration>,
     ) -> u64 {
-        let by_stamps = || {
-            let nanos = now?.saturating_sub(frame.entered?);
-            Some(Duration { nanos, step: STAMP_NS * (1 + frame.calls) })
-        };
-        let Some(took) = took.or_else(by_stamps) else {
-            self.fail(Problem::NoDurations);
-            return frame.children;
-        };
         let mut off: u64 = frame.pieces.iter().map(|piece| piece.nanos).sum();
+        let Some(took) = self.choose(&frame, frame.children + off, now, took) else { return frame.children };
         let mut excess = (frame.children + off).saturating_sub(took.nanos);
-        let tolerance = took.step + frame.pieces.iter().map(|piece| 2 * STAMP_NS * piece.count).sum::<u64>();
-        if excess > tolerance {
-            self.fail(Problem::TooLong);
-        }
-        while let Some(piece) =
-            frame.pieces.iter_mut().filter(|piece| piece.nanos > 0 && excess > 0).max_by_key(|piece| piece.nanos)
+        while let Some(piece) = frame
+            .pieces
+            .iter_mut()
+            .filter(|piece| piece.nanos > 0 && excess > 0)
+            .max_by_key(|piece| piece.nanos)
         {
             let part = excess.min(piece.nanos);
             piece.nanos -= part;
@@ -253,7 +260,38 @@ impl OpenCall {
         }
         let own = took.nanos.saturating_sub(frame.children + off);
         self.add_own(names, shown, &frame, own);
+        if self.frames.is_empty() {
+            self.took = took.nanos;
+        }
         took.nanos.max(frame.children + off)
+    }
+
+    /// The duration that is printed; or, where the function's parts do not fit into that, the one that follows from
+    /// the times of its first and its last line.
+    fn choose(
+        &mut self,
+        frame: &Frame,
+        parts: u64,
+        now: Option<u64>,
+        printed: Option<Duration>,
+    ) -> Option<Duration> {
+        let stamped = now.zip(frame.entered).map(|(now, entered)| Duration {
+            nanos: now.saturating_sub(entered),
+            step: STAMP_NS * (1 + frame.calls),
+        });
+        let rounding = frame.pieces.iter().map(|piece| 2 * STAMP_NS * piece.count).sum::<u64>();
+        let fits = |took: &Duration| parts <= took.nanos + took.step + rounding;
+        if let Some(printed) = printed.filter(fits) {
+            return Some(printed);
+        }
+        let chosen = stamped.filter(fits);
+        if chosen.is_some() {
+            self.restamped += u64::from(printed.is_some());
+            return chosen;
+        }
+        let any = printed.or(stamped);
+        self.fail(if any.is_some() { Problem::TooLong } else { Problem::NoDurations });
+        any
     }
 
     fn add_own(&mut self, names: &Names, shown: Shown, frame: &Frame, own: u64) {
@@ -316,16 +354,14 @@ impl OpenCall {
         frame.pieces.extend(away.pieces);
     }
 
-    /// The sums of the call, which took that long.
-    pub(crate) fn finish(mut self, took: Option<Duration>, now: Option<u64>) -> (Tally, u64, Option<Problem>) {
-        let by_stamps = || Some(now?.saturating_sub(self.start?));
-        let nanos = took.map(|took| took.nanos).or_else(by_stamps).unwrap_or(0);
-        let sum = self.tally.sum();
-        self.tally.trim(sum.saturating_sub(nanos));
-        if self.tally.sum() > nanos {
+    /// The sums of the call, and why they do not count, if they do not.
+    pub(crate) fn finish(mut self) -> (Tally, u64, Option<Problem>) {
+        let excess = self.tally.sum().saturating_sub(self.took);
+        self.tally.trim(excess);
+        if self.tally.sum() > self.took {
             self.fail(Problem::TooLong);
         }
-        self.tally.unaccounted += nanos.saturating_sub(self.tally.sum());
-        (self.tally, nanos, self.problem)
+        self.tally.unaccounted += self.took.saturating_sub(self.tally.sum());
+        (self.tally, self.took, self.problem)
     }
 }

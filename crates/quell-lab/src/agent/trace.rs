@@ -43,8 +43,8 @@ impl Session {
         session.set("current_tracer", "nop")?;
         session.set("trace", "")?;
         session.set("buffer_size_kb", &tracing.buffer_kb.to_string())?;
-        // Clocks of different CPUs are compared where a task moves.
-        session.set("trace_clock", "mono")?;
+        // The clock of the durations too.
+        session.set("trace_clock", "local")?;
         session.set("set_graph_function", "")?;
         session.set("set_ftrace_filter", "")?;
         session.set("current_tracer", "function_graph")?;
@@ -73,14 +73,18 @@ impl Session {
     pub(super) fn text(&self) -> io::Result<impl Read + use<>> {
         let filter = fs::read_to_string(self.root.join("set_ftrace_filter")).unwrap_or_default();
         let head = head(&filter);
-        Ok(io::Cursor::new(head).chain(File::open(self.root.join("trace"))?).chain(io::Cursor::new(self.lost())))
+        Ok(io::Cursor::new(head)
+            .chain(File::open(self.root.join("trace"))?)
+            .chain(io::Cursor::new(self.lost())))
     }
 
     fn lost(&self) -> String {
         let mut text = String::new();
         let mut cpu = 0;
         while let Ok(stats) = fs::read_to_string(self.root.join(format!("per_cpu/cpu{cpu}/stats"))) {
-            for line in stats.lines().filter(|line| line.starts_with("overrun:") || line.starts_with("dropped")) {
+            for line in
+                stats.lines().filter(|line| line.starts_with("overrun:") || line.starts_with("dropped"))
+            {
                 let _ = writeln!(text, "# cpu {cpu} {line}");
             }
             cpu += 1;
@@ -107,15 +111,19 @@ impl Session {
 
     fn set(&self, file: &str, value: &str) -> io::Result<()> {
         let path = self.root.join(file);
-        fs::write(&path, value)
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot write {value:?} to {file}: {error}")))
+        fs::write(&path, value).map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot write {value:?} to {file}: {error}"))
+        })
     }
 }
 
 fn head(filter: &str) -> String {
     // Without a filter the file says "#### all functions enabled ####".
-    let names: Vec<&str> =
-        filter.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split(' ').next()).collect();
+    let names: Vec<&str> = filter
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split(' ').next())
+        .collect();
     if names.is_empty() { String::new() } else { format!("# functions traced: {}\n", names.join(" ")) }
 }
 
@@ -131,7 +139,8 @@ mod tests {
         for file in ["set_graph_function", "set_ftrace_filter"] {
             fs::write(root.path().join(file), "").unwrap();
         }
-        fs::write(root.path().join("per_cpu/cpu0/stats"), "entries: 5\noverrun: 7\ndropped events: 0\n").unwrap();
+        fs::write(root.path().join("per_cpu/cpu0/stats"), "entries: 5\noverrun: 7\ndropped events: 0\n")
+            .unwrap();
         root
     }
 

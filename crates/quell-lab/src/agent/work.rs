@@ -23,7 +23,8 @@ pub fn run_workload() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let messages = match serde_json::from_str(&text)? {
         Workload::Migrate(plan) => {
             let settings = Settings::quiesce(Path::new("/"))?;
-            let mut marker = env::var_os(MARKER).map(|path| File::options().write(true).open(path)).transpose()?;
+            let mut marker =
+                env::var_os(MARKER).map(|path| File::options().write(true).open(path)).transpose()?;
             let samples = quell_migrate::run_announced(&plan, None, &mut |case| {
                 if let Some(marker) = &mut marker {
                     // A lost label leaves its call among the unlabeled ones; no reason to stop.
@@ -46,8 +47,7 @@ pub fn run_workload() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 
 /// What the trace calls a case: `quell: ` and its dimensions.
 fn label(case: &Case) -> String {
-    let words: Vec<String> =
-        dimensions(case).iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let words: Vec<String> = dimensions(case).iter().map(|(name, value)| format!("{name}={value}")).collect();
     format!("quell: {}", words.join(" "))
 }
 

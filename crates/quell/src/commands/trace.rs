@@ -1,0 +1,231 @@
+//! `quell trace`: where the time of a slow kernel call went.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use quell_report::{Column, Look, Table};
+use quell_trace::{Analysis, Breakdown, Call, Class, Group, OffKind, Options};
+
+use crate::terminal;
+
+/// Functions and tasks that are listed for each group.
+const LISTED: usize = 6;
+/// Classes that are listed even where they took no time: what people look for first.
+const ALWAYS: [Class; 5] = [Class::RcuWait, Class::RemoteDrain, Class::OffCpu, Class::Copy, Class::Rest];
+
+/// Explains recorded traces.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Say for each slow call in an ftrace text where its time went
+    Analyze(AnalyzeArgs),
+}
+
+/// Says for each slow call where its time went: waiting for RCU, draining other CPUs, off the CPU (and who ran
+/// instead), copying, and so on.
+///
+/// Reads what /sys/kernel/tracing/trace, trace_pipe or `trace-cmd report` print with the function_graph tracer, best
+/// with sched_switch events and options/funcgraph-abstime, -proc and -tail. Exits with 0, or with 2 if there is no such
+/// call or no trace.
+#[derive(Debug, clap::Args)]
+struct AnalyzeArgs {
+    /// The trace as text, or - for standard input
+    file: PathBuf,
+    /// Function whose calls are explained (default: the system call move_pages)
+    #[arg(long, value_name = "FUNCTION")]
+    call: Vec<String>,
+    /// Only calls that took at least so long (such as 1ms)
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "0s")]
+    slower_than: Duration,
+    /// How many of the slowest calls are listed one by one
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=1000))]
+    slowest: u16,
+    /// Print JSON (quell.trace/1)
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let Command::Analyze(args) = &args.command;
+    let mut options = Options {
+        slower_than_ns: u64::try_from(args.slower_than.as_nanos()).unwrap_or(u64::MAX),
+        slowest: usize::from(args.slowest),
+        ..Options::default()
+    };
+    if !args.call.is_empty() {
+        options.calls.clone_from(&args.call);
+    }
+    let analysis = quell_trace::analyze(open(&args.file)?, &options)
+        .with_context(|| format!("cannot analyze {}", args.file.display()))?;
+    if args.json {
+        terminal::print_json(&analysis)?;
+    } else {
+        terminal::print(&human(&analysis, terminal::look()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open(path: &Path) -> Result<Box<dyn BufRead>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdin().lock()));
+    }
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
+}
+
+fn human(analysis: &Analysis, look: Look) -> String {
+    let mut text = String::new();
+    for group in analysis.groups.iter().filter(|group| group.calls > 0) {
+        text += &about(&analysis.call, group);
+        text += &classes(group).render(look);
+        text += &details(group);
+        text += "\n";
+    }
+    if !analysis.slowest.is_empty() {
+        let _ = writeln!(text, "The slowest calls, microseconds");
+        text += &slowest(&analysis.slowest).render(look);
+    }
+    for group in &analysis.groups {
+        for incomplete in &group.incomplete {
+            let (calls, reason) = (incomplete.calls, &incomplete.reason);
+            text += &terminal::wrapped(&format!("left out: {calls} calls{}: {reason}", named(&group.label)));
+        }
+    }
+    if analysis.faster_calls > 0 {
+        let _ = writeln!(text, "left out: {} calls that were faster", analysis.faster_calls);
+    }
+    for note in &analysis.notes {
+        text += &terminal::wrapped(&format!("note: {note}"));
+    }
+    text
+}
+
+fn named(label: &str) -> String {
+    if label.is_empty() { String::new() } else { format!(" ({label})") }
+}
+
+fn about(call: &str, group: &Group) -> String {
+    let calls = if group.calls == 1 { String::from("1 call") } else { format!("{} calls", group.calls) };
+    let (min, max) = (micros(group.min_ns), micros(group.max_ns));
+    format!("{call}{}: {calls}, {min} to {max} us\n", named(&group.label))
+}
+
+fn micros(nanos: u64) -> String {
+    format!("{:.1}", nanos as f64 / 1e3)
+}
+
+/// Microseconds of one call, on average.
+pub(crate) fn per_call(nanos: u64, calls: u64) -> String {
+    format!("{:.1}", nanos as f64 / 1e3 / calls.max(1) as f64)
+}
+
+/// Whether a class is worth a row.
+pub(crate) fn is_listed(breakdown: &Breakdown, class: Class) -> bool {
+    breakdown.class_ns(class) > 0 || ALWAYS.contains(&class)
+}
+
+/// The class's part of an average call, and why it cannot be known where it cannot.
+pub(crate) fn class_cell(breakdown: &Breakdown, class: Class, calls: u64) -> String {
+    let part = breakdown.classes.iter().find(|part| part.class == class);
+    match part {
+        Some(part) if part.total_ns == 0 && part.traced == Some(false) => String::from("not traced"),
+        Some(part) if part.total_ns == 0 && part.traced.is_none() => String::from("not seen"),
+        Some(part) => per_call(part.total_ns, calls),
+        None => String::from("not seen"),
+    }
+}
+
+fn classes(group: &Group) -> Table {
+    let number = Column::number;
+    let mut table =
+        Table::new([Column::text("class"), number("us per call"), number("share"), number("of it off-CPU")]);
+    let breakdown = &group.breakdown;
+    let share = |nanos: u64| format!("{:.1} %", 100.0 * nanos as f64 / breakdown.duration_ns.max(1) as f64);
+    for part in breakdown.classes.iter().filter(|part| is_listed(breakdown, part.class)) {
+        table.row([
+            part.class.text().into(),
+            class_cell(breakdown, part.class, group.calls).into(),
+            share(part.total_ns).into(),
+            per_call(part.off_cpu_ns, group.calls).into(),
+        ]);
+    }
+    let row = |name: &str, nanos: u64| {
+        [name.into(), per_call(nanos, group.calls).into(), share(nanos).into(), String::new().into()]
+    };
+    table.row(row("unaccounted", breakdown.unaccounted_ns));
+    table.row(row("sum = call", breakdown.sum_ns()));
+    table
+}
+
+fn details(group: &Group) -> String {
+    let breakdown = &group.breakdown;
+    let mut text = String::new();
+    for off in breakdown.off_cpu.iter().take(LISTED) {
+        let state = match off.kind {
+            OffKind::Blocked => "blocked",
+            OffKind::Runnable => "runnable",
+            OffKind::Unknown => "off the CPU",
+        };
+        let (during, who, each) = (off.during, &off.who, per_call(off.off_ns, group.calls));
+        let _ = writeln!(text, "{state} during {during} while {who} ran: {each} us per call");
+    }
+    let functions: Vec<String> = breakdown
+        .functions
+        .iter()
+        .take(LISTED)
+        .filter(|function| function.self_ns > 0)
+        .map(|function| format!("{} {}", function.function, per_call(function.self_ns, group.calls)))
+        .collect();
+    text += &terminal::wrapped(&format!(
+        "longest functions by themselves, us per call: {}",
+        functions.join(", ")
+    ));
+    text
+}
+
+fn slowest(calls: &[Call]) -> Table {
+    let (number, text) = (Column::number, Column::text);
+    let mut table = Table::new([
+        number("start, s"),
+        text("task"),
+        number("call"),
+        number("RCU wait"),
+        number("remote drain"),
+        number("off-CPU"),
+        number("copy"),
+        number("others"),
+        number("unaccounted"),
+        text("label"),
+    ]);
+    for call in calls {
+        let part = |class| call.breakdown.class_ns(class);
+        let named: u64 =
+            [Class::RcuWait, Class::RemoteDrain, Class::OffCpu, Class::Copy].map(part).iter().sum();
+        let (total, unaccounted) = (call.breakdown.duration_ns, call.breakdown.unaccounted_ns);
+        let pid = call.pid.map_or_else(String::new, |pid| format!("-{pid}"));
+        table.row([
+            call.start_s.map_or_else(|| String::from("unknown"), |start| format!("{start:.6}")).into(),
+            format!("{}{pid}", call.task).into(),
+            micros(total).into(),
+            micros(part(Class::RcuWait)).into(),
+            micros(part(Class::RemoteDrain)).into(),
+            micros(part(Class::OffCpu)).into(),
+            micros(part(Class::Copy)).into(),
+            micros(total - named - unaccounted).into(),
+            micros(unaccounted).into(),
+            call.label.clone().into(),
+        ]);
+    }
+    table
+}
