@@ -5,7 +5,7 @@ use std::io::BufRead;
 
 use serde::{Deserialize, Serialize};
 
-use crate::attribution::{Breakdown, NameId, Names, Tally};
+use crate::attribution::{Breakdown, NameId, Names, Sums, Tally};
 use crate::class::{Class, base, class_of};
 use crate::cpu::Cpus;
 use crate::line::{Line, LineParser, Record, Task, What};
@@ -21,7 +21,7 @@ const LABEL_EVENT: &str = "quell";
 /// Bounds of what a broken trace can make us keep.
 const MAX_OPEN: usize = 4_096;
 const MAX_LABELS: usize = 1_024;
-const MAX_GROUPS: usize = 256;
+const MAX_GROUPS: usize = 64;
 const MAX_LOST: usize = 1_000;
 /// Functions and times off the CPU that are listed for a group and for a single call.
 const GROUP_DETAILS: usize = 12;
@@ -85,6 +85,9 @@ pub struct Group {
     pub incomplete: Vec<Incomplete>,
     /// Sums over all calls.
     pub breakdown: Breakdown,
+    /// The call whose duration is the median, without details; `null` without calls. Where one call in a hundred
+    /// takes a hundred times as long, the sums show that one, and this the others.
+    pub median: Option<Breakdown>,
 }
 
 /// One call.
@@ -162,6 +165,7 @@ struct GroupState {
     max: u64,
     incomplete: BTreeMap<Problem, u64>,
     tally: Tally,
+    sums: Sums,
 }
 
 /// A task in maps: idle tasks share a thread ID, and without that only the CPU is known.
@@ -248,7 +252,10 @@ impl<'a> Analyzer<'a> {
     fn line(&mut self, line: Line<'_>) {
         match line {
             Line::Record(record) => self.record(&record),
-            Line::NowRunning { cpu, task } => self.cpus.seen(cpu, task.comm, task.pid),
+            Line::NowRunning { cpu, from, task } => {
+                self.identify(cpu, from.pid);
+                self.cpus.seen(cpu, task.comm, task.pid);
+            }
             Line::Lost { cpu, events } => self.lose(cpu, events),
             Line::Overwritten { events: 0, .. } | Line::Dropped { events: 0, .. } | Line::Nothing => {}
             Line::Overwritten { cpu, events } => self.note_lost(cpu, Some(events), "before"),
@@ -283,7 +290,7 @@ impl<'a> Analyzer<'a> {
     }
 
     fn key(&self, cpu: Option<u32>, task: Option<Task<'_>>) -> Key {
-        match task.map(|task| task.pid).or_else(|| cpu.and_then(|cpu| self.cpus.pid(cpu))) {
+        match task.map(|task| task.pid).or_else(|| cpu.and_then(|cpu| self.cpus.printed(cpu))) {
             Some(0) => Key::Idle(cpu),
             Some(pid) => Key::Task(pid),
             None => Key::Unknown(cpu),
@@ -390,6 +397,7 @@ impl<'a> Analyzer<'a> {
         group.max = group.max.max(nanos);
         group.calls += 1;
         group.tally.merge(&tally);
+        group.sums.add(&tally);
         let at = self.slowest.partition_point(|(other, ..)| *other >= nanos);
         if at < self.options.slowest {
             about.breakdown.duration_ns = nanos;
@@ -450,14 +458,37 @@ impl<'a> Analyzer<'a> {
     fn pass(&mut self, cpu: Option<u32>, now: Option<u64>) {
         let waits = |call: &OpenCall| call.away.as_ref().is_some_and(|away| away.cpu == cpu);
         if self.open.values().any(waits) {
-            let who = self.names.id(&self.cpus.who(cpu));
-            self.open.values_mut().filter(|call| waits(call)).for_each(|call| call.pass(now, who));
+            let (who, idle) = self.who(cpu);
+            self.open.values_mut().filter(|call| waits(call)).for_each(|call| call.pass(now, who, idle));
         }
+    }
+
+    /// The task on this CPU turns out to be this one; until now nothing said so.
+    fn identify(&mut self, cpu: u32, pid: u32) {
+        let (unknown, key) =
+            (Key::Unknown(Some(cpu)), if pid == 0 { Key::Idle(Some(cpu)) } else { Key::Task(pid) });
+        self.cpus.was(cpu, pid);
+        if let Some(mut call) = self.open.remove(&unknown) {
+            call.pid = Some(pid);
+            self.open.entry(key).or_insert(call);
+        }
+        if let Some(label) = self.labels.remove(&unknown) {
+            self.labels.entry(key).or_insert(label);
+        }
+    }
+
+    /// Who runs there, and whether that is the idle task.
+    fn who(&mut self, cpu: Option<u32>) -> (NameId, bool) {
+        let idle = cpu.and_then(|cpu| self.cpus.pid(cpu)) == Some(0);
+        (self.names.id(&self.cpus.who(cpu)), idle)
     }
 
     fn switch(&mut self, record: &Record<'_>, switch: &Switch<'_>) {
         self.shown.switches = true;
         let key = |pid| if pid == 0 { Key::Idle(record.cpu) } else { Key::Task(pid) };
+        if let Some(cpu) = record.cpu {
+            self.identify(cpu, switch.prev_pid);
+        }
         self.pass(record.cpu, record.time);
         if let Some(call) = self.open.get_mut(&key(switch.prev_pid)) {
             call.leave(record.cpu, switch.preempted, record.time);
@@ -465,8 +496,8 @@ impl<'a> Analyzer<'a> {
         if let Some(call) = self.open.get_mut(&key(switch.next_pid)) {
             // It may have been pulled from the queue of another CPU.
             if let Some(from) = call.away.as_ref().map(|away| away.cpu) {
-                let who = self.names.id(&self.cpus.who(from));
-                call.pass(record.time, who);
+                let idle = from.and_then(|cpu| self.cpus.pid(cpu)) == Some(0);
+                call.pass(record.time, self.names.id(&self.cpus.who(from)), idle);
             }
             call.come_back(record.cpu);
         }
@@ -478,8 +509,8 @@ impl<'a> Analyzer<'a> {
     fn wake(&mut self, now: Option<u64>, wakeup: Wakeup) {
         let Some(call) = self.open.get_mut(&Key::Task(wakeup.pid)) else { return };
         let Some(from) = call.away.as_ref().map(|away| away.cpu) else { return };
-        let who = self.names.id(&self.cpus.who(from));
-        call.pass(now, who);
+        let idle = from.and_then(|cpu| self.cpus.pid(cpu)) == Some(0);
+        call.pass(now, self.names.id(&self.cpus.who(from)), idle);
         call.wake(wakeup.target_cpu);
     }
 
@@ -509,6 +540,7 @@ impl<'a> Analyzer<'a> {
             max_ns: group.max,
             incomplete: incomplete(&group.incomplete),
             breakdown: group.tally.breakdown(names, &traced, GROUP_DETAILS),
+            median: group.sums.median().map(|tally| tally.breakdown(names, &traced, 0)),
         });
         let slowest = self.slowest.iter().map(|(_, tally, call)| Call {
             breakdown: tally.breakdown(names, &traced, CALL_DETAILS),

@@ -16,8 +16,10 @@ const KINDS: usize = Class::ALL.len();
 pub enum OffKind {
     /// It waited for something.
     Blocked,
-    /// It could have run, and another task did, or the CPU had yet to wake up.
+    /// It could have run, and another task did.
     Runnable,
+    /// It had been woken, and the CPU was idle but had not yet reacted.
+    Waking,
     /// The trace has no `sched_switch` events.
     Unknown,
 }
@@ -29,7 +31,8 @@ pub struct Off {
     pub during: Class,
     /// Blocked or runnable.
     pub kind: OffKind,
-    /// The class that this time is part of: `during` for the blocked time of a wait, else [`Class::OffCpu`].
+    /// The class that this time is part of: `during` for a wait, unless another task kept it from ending; else
+    /// [`Class::OffCpu`].
     pub counted_as: Class,
     /// Who ran on that CPU meanwhile, with the work it did: `idle`, `kworker (lru_add_drain_per_cpu)`.
     pub who: String,
@@ -140,6 +143,48 @@ pub(crate) struct Tally {
     pub(crate) unaccounted: u64,
     offs: BTreeMap<(Class, OffKind, NameId), (u64, u64)>,
     functions: HashMap<(NameId, Class), (u64, u64)>,
+}
+
+/// Most calls of which the sums are kept to find the median call.
+const MAX_SUMS: usize = 1_000;
+
+/// The sums of calls, of all or, if there are many, of every 2nd, 4th, 8th …
+#[derive(Debug)]
+pub(crate) struct Sums {
+    kept: Vec<Tally>,
+    stride: u64,
+    seen: u64,
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self { kept: Vec::new(), stride: 1, seen: 0 }
+    }
+}
+
+impl Sums {
+    pub(crate) fn add(&mut self, tally: &Tally) {
+        if self.seen.is_multiple_of(self.stride) {
+            if self.kept.len() >= MAX_SUMS {
+                let mut index = 0;
+                self.kept.retain(|_| {
+                    index += 1;
+                    index % 2 == 1
+                });
+                self.stride *= 2;
+            }
+            let (on, off, unaccounted) = (tally.on, tally.off, tally.unaccounted);
+            self.kept.push(Tally { on, off, unaccounted, ..Tally::default() });
+        }
+        self.seen += 1;
+    }
+
+    /// The call with the median duration: of an even number, the shorter of the two in the middle.
+    pub(crate) fn median(&self) -> Option<&Tally> {
+        let mut order: Vec<&Tally> = self.kept.iter().collect();
+        order.sort_by_key(|tally| tally.sum());
+        order.get(order.len().checked_sub(1)? / 2).copied()
+    }
 }
 
 /// The class to which time off the CPU belongs.

@@ -9,6 +9,8 @@ pub(crate) struct Cpu {
     current: Option<(String, u32)>,
     /// The work that it does, if it is a worker.
     work: Option<String>,
+    /// Thread ID of the task that the lines belong to. It changes a few lines after the event of the switch.
+    printed: Option<u32>,
 }
 
 /// All CPUs that occur.
@@ -20,15 +22,30 @@ pub(crate) struct Cpus {
 impl Cpus {
     /// Another task runs from here on.
     pub(crate) fn switch(&mut self, cpu: u32, comm: &str, pid: u32) {
-        *self.cpus.entry(cpu).or_default() = Cpu { current: Some((comm.to_owned(), pid)), work: None };
+        let cpu = self.cpus.entry(cpu).or_default();
+        cpu.current = Some((comm.to_owned(), pid));
+        cpu.work = None;
     }
 
-    /// A line shows that a task runs. Its name may be cut, so the one that is known stays.
+    /// A line shows that a task runs. Its name may be cut, so the one that is known stays; and after a switch a few
+    /// lines of the task that leaves still come.
     pub(crate) fn seen(&mut self, cpu: u32, comm: &str, pid: u32) {
-        let known = self.cpus.get(&cpu).and_then(|cpu| cpu.current.as_ref());
-        if known.is_none_or(|(_, known)| *known != pid) {
+        let entry = self.cpus.entry(cpu).or_default();
+        let leaving = entry.printed.replace(pid) == Some(pid);
+        if !leaving && entry.current.as_ref().is_none_or(|(_, known)| *known != pid) {
             self.switch(cpu, comm, pid);
         }
+    }
+
+    /// The task that the lines of this CPU belong to, if they do not say so themselves.
+    pub(crate) fn printed(&self, cpu: u32) -> Option<u32> {
+        let cpu = self.cpus.get(&cpu)?;
+        cpu.printed.or(cpu.current.as_ref().map(|(_, pid)| *pid))
+    }
+
+    /// It becomes known whose lines those of this CPU have been.
+    pub(crate) fn was(&mut self, cpu: u32, pid: u32) {
+        self.cpus.entry(cpu).or_default().printed.get_or_insert(pid);
     }
 
     /// A worker begins or ends some work.

@@ -88,6 +88,8 @@ pub enum Line<'a> {
     NowRunning {
         /// The CPU.
         cpu: u32,
+        /// The task that ran.
+        from: Task<'a>,
         /// The task that comes.
         task: Task<'a>,
     },
@@ -212,10 +214,10 @@ fn graph(line: &str, relative_time: bool) -> Option<Line<'_>> {
     {
         (cpu, rest) = (Some(number).filter(|cpu| *cpu <= MAX_CPU), after);
         cpu?;
-        if let Some((_, next)) = rest.split_once("=>")
+        if let Some((from, next)) = rest.split_once("=>")
             && !rest.contains('|')
         {
-            return Some(Line::NowRunning { cpu: cpu?, task: task(next)? });
+            return Some(Line::NowRunning { cpu: cpu?, from: task(from)?, task: task(next)? });
         }
     }
     let mut person = None;

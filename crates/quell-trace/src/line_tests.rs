@@ -100,7 +100,11 @@ fn lines_that_are_no_records() {
     assert_eq!(parse("#     TIME        CPU  TASK/PID"), Line::Nothing);
     assert_eq!(
         parse(" 1)    <idle>-0    =>   rcu_pre-16  "),
-        Line::NowRunning { cpu: 1, task: Task { comm: "rcu_pre", pid: 16 } }
+        Line::NowRunning {
+            cpu: 1,
+            from: Task { comm: "<idle>", pid: 0 },
+            task: Task { comm: "rcu_pre", pid: 16 }
+        }
     );
     assert_eq!(parse("CPU:1 [LOST 1234 EVENTS]"), Line::Lost { cpu: 1, events: Some(1234) });
     assert_eq!(parse("CPU:0 [LOST EVENTS]"), Line::Lost { cpu: 0, events: None });

@@ -321,16 +321,17 @@ impl OpenCall {
     }
 
     /// Something changes on the CPU where the task waits: `who` ran there until `now`.
-    pub(crate) fn pass(&mut self, now: Option<u64>, who: NameId) {
+    pub(crate) fn pass(&mut self, now: Option<u64>, who: NameId, idle: bool) {
         let Some(away) = &mut self.away else { return };
         let (Some(since), Some(now)) = (away.since, now) else { return };
         let nanos = now.saturating_sub(since);
-        match away.pieces.iter_mut().find(|piece| (piece.kind, piece.who) == (away.kind, who)) {
+        let kind = if idle && away.kind == OffKind::Runnable { OffKind::Waking } else { away.kind };
+        match away.pieces.iter_mut().find(|piece| (piece.kind, piece.who) == (kind, who)) {
             Some(piece) => {
                 piece.nanos += nanos;
                 piece.count += 1;
             }
-            None => away.pieces.push(Piece { kind: away.kind, who, nanos, count: 1 }),
+            None => away.pieces.push(Piece { kind, who, nanos, count: 1 }),
         }
         away.since = Some(now.max(since));
     }

@@ -164,7 +164,8 @@ impl Printer {
         self.event(comm, pid, "sched_switch", &switch(comm, pid, "S", "exe", 47));
         let waits = matches!(class, Class::RcuWait | Class::RemoteDrain);
         self.truth.classes.push((if waits { class } else { Class::OffCpu }, blocked));
-        self.truth.classes.push((Class::OffCpu, runnable));
+        // Where nobody else ran, the wait was not yet over.
+        self.truth.classes.push((if waits && !worker { class } else { Class::OffCpu }, runnable));
     }
 
     fn line(&mut self, depth: usize, event: &str, took: Option<u64>, code: &str) {
@@ -222,5 +223,6 @@ fn duration(nanos: u64) -> String {
 /// All sums of an answer.
 pub fn breakdowns(analysis: &Analysis) -> impl Iterator<Item = &Breakdown> {
     let groups = analysis.groups.iter().map(|group| &group.breakdown);
-    groups.chain(analysis.slowest.iter().map(|call| &call.breakdown))
+    let medians = analysis.groups.iter().filter_map(|group| group.median.as_ref());
+    groups.chain(medians).chain(analysis.slowest.iter().map(|call| &call.breakdown))
 }

@@ -148,23 +148,37 @@ pub(crate) fn class_cell(breakdown: &Breakdown, class: Class, calls: u64) -> Str
 
 fn classes(group: &Group) -> Table {
     let number = Column::number;
-    let mut table =
-        Table::new([Column::text("class"), number("us per call"), number("share"), number("of it off-CPU")]);
-    let breakdown = &group.breakdown;
-    let share = |nanos: u64| format!("{:.1} %", 100.0 * nanos as f64 / breakdown.duration_ns.max(1) as f64);
-    for part in breakdown.classes.iter().filter(|part| is_listed(breakdown, part.class)) {
+    let mut table = Table::new([
+        Column::text("class"),
+        number("median call, us"),
+        number("mean, us"),
+        number("share"),
+        number("of it off-CPU"),
+    ]);
+    let sums = &group.breakdown;
+    let Some(median) = &group.median else { return table };
+    let share = |nanos: u64| format!("{:.1} %", 100.0 * nanos as f64 / sums.duration_ns.max(1) as f64);
+    for part in sums.classes.iter().filter(|part| is_listed(sums, part.class)) {
         table.row([
             part.class.text().into(),
-            class_cell(breakdown, part.class, group.calls).into(),
+            class_cell(median, part.class, 1).into(),
+            class_cell(sums, part.class, group.calls).into(),
             share(part.total_ns).into(),
             per_call(part.off_cpu_ns, group.calls).into(),
         ]);
     }
-    let row = |name: &str, nanos: u64| {
-        [name.into(), per_call(nanos, group.calls).into(), share(nanos).into(), String::new().into()]
-    };
-    table.row(row("unaccounted", breakdown.unaccounted_ns));
-    table.row(row("sum = call", breakdown.sum_ns()));
+    for (name, typical, all) in [
+        ("unaccounted", median.unaccounted_ns, sums.unaccounted_ns),
+        ("call = sum", median.sum_ns(), sums.sum_ns()),
+    ] {
+        table.row([
+            name.into(),
+            micros(typical).into(),
+            per_call(all, group.calls).into(),
+            share(all).into(),
+            String::new().into(),
+        ]);
+    }
     table
 }
 
@@ -175,10 +189,13 @@ fn details(group: &Group) -> String {
         let state = match off.kind {
             OffKind::Blocked => "blocked",
             OffKind::Runnable => "runnable",
+            OffKind::Waking => "waking",
             OffKind::Unknown => "off the CPU",
         };
         let (during, who, each) = (off.during, &off.who, per_call(off.off_ns, group.calls));
-        let _ = writeln!(text, "{state} during {during} while {who} ran: {each} us per call");
+        let counted =
+            if off.counted_as == during { String::new() } else { format!(", in {}", off.counted_as) };
+        let _ = writeln!(text, "{state} during {during} while {who} ran: {each} us per call{counted}");
     }
     let functions: Vec<String> = breakdown
         .functions
@@ -187,10 +204,8 @@ fn details(group: &Group) -> String {
         .filter(|function| function.self_ns > 0)
         .map(|function| format!("{} {}", function.function, per_call(function.self_ns, group.calls)))
         .collect();
-    text += &terminal::wrapped(&format!(
-        "longest functions by themselves, us per call: {}",
-        functions.join(", ")
-    ));
+    text +=
+        &terminal::wrapped(&format!("longest functions by themselves, mean us: {}", functions.join(", ")));
     text
 }
 
