@@ -24,6 +24,19 @@ pub enum OffKind {
     Unknown,
 }
 
+impl OffKind {
+    /// In words for tables.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Blocked => "blocked",
+            Self::Runnable => "runnable",
+            Self::Waking => "waking",
+            Self::Unknown => "off the CPU",
+        }
+    }
+}
+
 /// Time off the CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Off {
@@ -89,6 +102,18 @@ impl Breakdown {
     #[must_use]
     pub fn class_ns(&self, class: Class) -> u64 {
         self.classes.iter().filter(|part| part.class == class).map(|part| part.total_ns).sum()
+    }
+
+    /// The part of a class in microseconds per call, or why it is not known, in words for tables.
+    #[must_use]
+    pub fn cell(&self, class: Class, calls: u64) -> String {
+        match self.classes.iter().find(|part| part.class == class) {
+            Some(part) if part.total_ns == 0 && part.traced == Some(false) => String::from("not traced"),
+            Some(part) if part.total_ns > 0 || part.traced == Some(true) => {
+                format!("{:.1}", part.total_ns as f64 / 1e3 / calls.max(1) as f64)
+            }
+            _ => String::from("not seen"),
+        }
     }
 
     /// The sum of all classes and of what is unaccounted, in nanoseconds; always `duration_ns`.

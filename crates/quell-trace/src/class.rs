@@ -82,6 +82,12 @@ impl Class {
         }
     }
 
+    /// Whether tables list it even where it took no time: what people look for first.
+    #[must_use]
+    pub const fn is_basic(self) -> bool {
+        matches!(self, Self::RcuWait | Self::RemoteDrain | Self::OffCpu | Self::Copy | Self::Rest)
+    }
+
     /// Whether sleeping in it is what it consists of.
     pub(crate) const fn is_wait(self) -> bool {
         matches!(self, Self::RcuWait | Self::RemoteDrain)

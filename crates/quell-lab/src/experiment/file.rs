@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::trace::TracePlan;
 use crate::error::{IoContext, LabError, Result, nearest};
 use crate::guest::GuestSpec;
 use crate::kernel::Flavor;
@@ -42,6 +43,9 @@ pub struct Experiment {
     /// Files to fetch from each guest after its job.
     #[serde(default)]
     pub collect: Vec<String>,
+    /// What traced guests record, for `--trace`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TracePlan>,
 }
 
 /// One arm.
@@ -162,6 +166,9 @@ impl Experiment {
             [Some(self.design.guests_per_arm), self.short.as_ref().map(|short| short.guests_per_arm)];
         if guests.into_iter().flatten().any(|count| !(1..=1000).contains(&count)) {
             return Err(String::from("`guests_per_arm` must be 1 to 1000"));
+        }
+        if let Some(trace) = &self.trace {
+            trace.validate()?;
         }
         if let Workload::Migrate(plan) = &self.workload {
             plan.validate().map_err(|error| error.to_string())?;

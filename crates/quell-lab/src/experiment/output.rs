@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::analysis::{Comparison, GuestSamples, Summary, Table};
 use super::file::Experiment;
 use super::html;
+use super::trace::TracedGuest;
 use crate::cache::write_whole;
 use crate::error::{IoContext, LabError, Result};
 use crate::guest::console::Splat;
@@ -117,6 +118,9 @@ pub struct RunRecord {
     pub summaries: Vec<Summary>,
     /// Every arm against the first.
     pub comparisons: Vec<Comparison>,
+    /// Guests of their own that were traced, with `--trace`.
+    #[serde(default)]
+    pub traces: Vec<TracedGuest>,
     /// What limits these results.
     pub warnings: Vec<String>,
 }
@@ -125,7 +129,8 @@ impl RunRecord {
     /// Whether every guest did its job on a healthy kernel.
     #[must_use]
     pub fn ok(&self) -> bool {
-        self.guests.iter().all(|guest| guest.failure.is_none())
+        let traced = self.traces.iter().map(|traced| &traced.guest);
+        self.guests.iter().chain(traced).all(|guest| guest.failure.is_none())
     }
 
     /// Names of the arms, the baseline first.

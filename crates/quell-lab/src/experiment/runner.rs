@@ -12,6 +12,7 @@ use super::analysis::{GuestSamples, Table};
 use super::file::{Arm, Experiment};
 use super::output::{GuestRecord, Host, RunRecord, SCHEMA, healthy, write};
 use super::schedule::schedule;
+use super::trace::{TracePlan, TracedGuest};
 use crate::Stop;
 use crate::cache::{Cache, sha256, write_whole};
 use crate::error::{IoContext, LabError, Result};
@@ -41,6 +42,8 @@ pub struct Lab<'a> {
 pub struct RunOptions {
     /// Directory for results; the run makes one below it.
     pub output: PathBuf,
+    /// Also run traced guests, as the experiment's `[trace]` says.
+    pub trace: bool,
 }
 
 /// What is going on.
@@ -58,6 +61,8 @@ pub enum RunEvent {
         of: usize,
         /// Its arm.
         arm: String,
+        /// It is a traced one.
+        traced: bool,
     },
     /// A guest failed; the others go on.
     Failed {
@@ -82,6 +87,15 @@ pub fn run(
     stop: &Stop,
     on_event: &mut dyn FnMut(RunEvent),
 ) -> Result<(PathBuf, RunRecord)> {
+    let trace = match (&experiment.trace, options.trace) {
+        (None, true) => {
+            return Err(LabError::BadExperiment {
+                path: experiment.name.clone().into(),
+                reason: String::from("it has no [trace] section, which says what --trace records"),
+            });
+        }
+        (trace, wanted) => trace.as_ref().filter(|_| wanted),
+    };
     let qemu = Qemu::find()?;
     qemu.check(&experiment.guest)?;
     let initramfs = initramfs::build(lab.cache, lab.agent)?;
@@ -122,6 +136,7 @@ pub fn run(
         guests: Vec::new(),
         summaries: Vec::new(),
         comparisons: Vec::new(),
+        traces: Vec::new(),
         warnings: Vec::new(),
     };
     let mut samples = Vec::new();
@@ -129,7 +144,12 @@ pub fn run(
     let mut interrupted = false;
     for (index, &arm) in order.iter().enumerate() {
         let arm = &experiment.arms[arm];
-        on_event(RunEvent::Guest { number: index + 1, of: order.len(), arm: arm.name.clone() });
+        on_event(RunEvent::Guest {
+            number: index + 1,
+            of: order.len(),
+            arm: arm.name.clone(),
+            traced: false,
+        });
         let one = OneGuest {
             experiment,
             arm,
@@ -139,6 +159,7 @@ pub fn run(
             accelerator: record.accelerator,
             directory: format!("guests/{index:03}-{}", arm.name),
             dir: &dir,
+            trace: None,
         };
         match one.run(index, stop) {
             Ok((guest, own)) => {
@@ -153,6 +174,44 @@ pub fn run(
                 break;
             }
             Err(error) => return Err(error),
+        }
+    }
+    if let (Some(plan), false) = (trace, interrupted) {
+        let order = schedule(experiment.arms.len(), plan.guests_per_arm);
+        for (index, &arm) in order.iter().enumerate() {
+            let arm = &experiment.arms[arm];
+            on_event(RunEvent::Guest {
+                number: index + 1,
+                of: order.len(),
+                arm: arm.name.clone(),
+                traced: true,
+            });
+            let one = OneGuest {
+                experiment,
+                arm,
+                kernel: &kernels[&arm.kernel],
+                qemu: &qemu,
+                initramfs: &initramfs,
+                accelerator: record.accelerator,
+                directory: format!("guests/trace-{index:03}-{}", arm.name),
+                dir: &dir,
+                trace: Some(plan),
+            };
+            match one.run(index, stop) {
+                Ok((guest, _)) => {
+                    let traced = TracedGuest::read(&dir.join(&guest.directory), plan, guest);
+                    let failure = traced.guest.failure.as_ref().map(ToString::to_string);
+                    if let Some(reason) = failure.or(traced.problem.clone()) {
+                        on_event(RunEvent::Failed { number: index + 1, reason });
+                    }
+                    record.traces.push(traced);
+                }
+                Err(LabError::Interrupted) => {
+                    interrupted = true;
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
     let arms = record.arms();
@@ -190,6 +249,7 @@ struct OneGuest<'a> {
     accelerator: Accelerator,
     directory: String,
     dir: &'a Path,
+    trace: Option<&'a TracePlan>,
 }
 
 impl OneGuest<'_> {
@@ -250,10 +310,13 @@ impl OneGuest<'_> {
 
     fn job(&self) -> Job {
         Job {
-            workload: self.experiment.workload.clone(),
+            workload: match self.trace {
+                Some(plan) => plan.workload(&self.experiment.workload),
+                None => self.experiment.workload.clone(),
+            },
             sysctl: self.arm.sysctl.clone(),
             collect: self.experiment.collect.clone(),
-            trace: None,
+            trace: self.trace.map(TracePlan::tracing),
             timeout_s: self.experiment.design.job_timeout_s,
         }
     }
@@ -285,6 +348,7 @@ fn warnings(record: &RunRecord, planned: usize) -> Vec<String> {
             }
         }
     }
+    warnings.extend(record.traces.iter().flat_map(TracedGuest::warnings));
     let settings = record.guests.iter().find_map(|guest| guest.settings.as_ref());
     if let Some(settings) = settings {
         warnings.extend(settings.warnings());

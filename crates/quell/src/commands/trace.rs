@@ -10,15 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use quell_report::{Column, Look, Table};
-use quell_trace::{Analysis, Breakdown, Call, Class, Group, OffKind, Options};
+use quell_trace::{Analysis, Breakdown, Call, Class, Group, Options};
 
 use crate::terminal;
 
 /// Functions and tasks that are listed for each group.
 const LISTED: usize = 6;
-/// Classes that are listed even where they took no time: what people look for first.
-const ALWAYS: [Class; 5] = [Class::RcuWait, Class::RemoteDrain, Class::OffCpu, Class::Copy, Class::Rest];
-
 /// Explains recorded traces.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -35,14 +32,14 @@ enum Command {
 /// Says for each slow call where its time went: waiting for RCU, draining other CPUs, off the CPU (and who ran
 /// instead), copying, and so on.
 ///
-/// Reads what /sys/kernel/tracing/trace, trace_pipe or `trace-cmd report` print with the function_graph tracer, best
-/// with sched_switch events and options/funcgraph-abstime, -proc and -tail. Exits with 0, or with 2 if there is no such
-/// call or no trace.
+/// Reads what the kernel's files `trace` and `trace_pipe` or `trace-cmd report` print with the tracer `function_graph`,
+/// best with `sched_switch` events and the option `funcgraph-abstime`. Exits with 0, or with 2 if there is no such call
+/// or no trace.
 #[derive(Debug, clap::Args)]
 struct AnalyzeArgs {
     /// The trace as text, or - for standard input
     file: PathBuf,
-    /// Function whose calls are explained (default: the system call move_pages)
+    /// Function whose calls are explained (default: the system call `move_pages`)
     #[arg(long, value_name = "FUNCTION")]
     call: Vec<String>,
     /// Only calls that took at least so long (such as 1ms)
@@ -126,24 +123,8 @@ fn micros(nanos: u64) -> String {
 }
 
 /// Microseconds of one call, on average.
-pub(crate) fn per_call(nanos: u64, calls: u64) -> String {
+fn per_call(nanos: u64, calls: u64) -> String {
     format!("{:.1}", nanos as f64 / 1e3 / calls.max(1) as f64)
-}
-
-/// Whether a class is worth a row.
-pub(crate) fn is_listed(breakdown: &Breakdown, class: Class) -> bool {
-    breakdown.class_ns(class) > 0 || ALWAYS.contains(&class)
-}
-
-/// The class's part of an average call, and why it cannot be known where it cannot.
-pub(crate) fn class_cell(breakdown: &Breakdown, class: Class, calls: u64) -> String {
-    let part = breakdown.classes.iter().find(|part| part.class == class);
-    match part {
-        Some(part) if part.total_ns == 0 && part.traced == Some(false) => String::from("not traced"),
-        Some(part) if part.total_ns == 0 && part.traced.is_none() => String::from("not seen"),
-        Some(part) => per_call(part.total_ns, calls),
-        None => String::from("not seen"),
-    }
 }
 
 fn classes(group: &Group) -> Table {
@@ -158,11 +139,11 @@ fn classes(group: &Group) -> Table {
     let sums = &group.breakdown;
     let Some(median) = &group.median else { return table };
     let share = |nanos: u64| format!("{:.1} %", 100.0 * nanos as f64 / sums.duration_ns.max(1) as f64);
-    for part in sums.classes.iter().filter(|part| is_listed(sums, part.class)) {
+    for part in sums.classes.iter().filter(|part| part.class.is_basic() || part.total_ns > 0) {
         table.row([
             part.class.text().into(),
-            class_cell(median, part.class, 1).into(),
-            class_cell(sums, part.class, group.calls).into(),
+            median.cell(part.class, 1).into(),
+            sums.cell(part.class, group.calls).into(),
             share(part.total_ns).into(),
             per_call(part.off_cpu_ns, group.calls).into(),
         ]);
@@ -186,12 +167,7 @@ fn details(group: &Group) -> String {
     let breakdown = &group.breakdown;
     let mut text = String::new();
     for off in breakdown.off_cpu.iter().take(LISTED) {
-        let state = match off.kind {
-            OffKind::Blocked => "blocked",
-            OffKind::Runnable => "runnable",
-            OffKind::Waking => "waking",
-            OffKind::Unknown => "off the CPU",
-        };
+        let state = off.kind.text();
         let (during, who, each) = (off.during, &off.who, per_call(off.off_ns, group.calls));
         let counted =
             if off.counted_as == during { String::new() } else { format!(", in {}", off.counted_as) };
@@ -242,5 +218,59 @@ fn slowest(calls: &[Call]) -> Table {
             call.label.clone().into(),
         ]);
     }
+    table
+}
+
+/// Where the time went in several traces, side by side: one table for each label that occurs.
+pub(crate) fn side_by_side(traces: &[(String, &Analysis)], look: Look) -> String {
+    let mut labels: Vec<&str> = Vec::new();
+    for group in traces.iter().flat_map(|(_, analysis)| &analysis.groups) {
+        if !group.label.is_empty() && group.calls > 0 && !labels.contains(&group.label.as_str()) {
+            labels.push(&group.label);
+        }
+    }
+    let mut text = String::new();
+    for label in labels {
+        let groups: Vec<(&str, &Group)> = traces
+            .iter()
+            .filter_map(|(name, analysis)| {
+                let group = analysis.groups.iter().find(|group| group.label == label && group.calls > 0)?;
+                Some((name.as_str(), group))
+            })
+            .collect();
+        let _ = writeln!(text, "{label}");
+        text += &columns(&groups).render(look);
+        for (name, group) in groups {
+            for off in group.breakdown.off_cpu.iter().take(2) {
+                let (state, during, who) = (off.kind.text(), off.during, &off.who);
+                let each = per_call(off.off_ns, group.calls);
+                let _ = writeln!(text, "{name}: {state} during {during} while {who} ran: {each} us per call");
+            }
+        }
+        text += "\n";
+    }
+    text
+}
+
+fn columns(groups: &[(&str, &Group)]) -> Table {
+    let mut header = vec![Column::text("us of the median call, mean")];
+    for (name, _) in groups {
+        header.extend([Column::number(*name), Column::number("mean")]);
+    }
+    let mut table = Table::new(header);
+    let mut row = |name: &str, value: &dyn Fn(&Breakdown, u64) -> String| {
+        let cells = groups.iter().flat_map(|(_, group)| {
+            let median = group.median.as_ref().map(|median| value(median, 1));
+            [median.unwrap_or_default().into(), value(&group.breakdown, group.calls).into()]
+        });
+        table.row([name.into()].into_iter().chain(cells).collect::<Vec<_>>());
+    };
+    for class in Class::ALL {
+        if class.is_basic() || groups.iter().any(|(_, group)| group.breakdown.class_ns(class) > 0) {
+            row(class.text(), &|breakdown, calls| breakdown.cell(class, calls));
+        }
+    }
+    row("unaccounted", &|breakdown, calls| per_call(breakdown.unaccounted_ns, calls));
+    row("call = sum", &|breakdown, calls| per_call(breakdown.sum_ns(), calls));
     table
 }
