@@ -643,7 +643,7 @@ impl<'a> Analyzer<'a> {
         }
         if self.restamped > 0 {
             notes.push(format!(
-                "the printed durations of {} functions are too short for what they called; the times of their lines were taken instead",
+                "an interrupt or switch came while the tracer recorded the return of {} functions; their durations are those between their lines",
                 self.restamped
             ));
         }

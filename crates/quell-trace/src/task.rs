@@ -58,6 +58,9 @@ struct Frame {
     /// Time in the functions that it called.
     children: u64,
     calls: u64,
+    /// Time in functions that were called by one whose entry is yet to be printed: the interrupt came while the tracer
+    /// was about to record that, and is part of its duration. Their depth leaves a step out.
+    orphans: u64,
     pieces: Vec<Piece>,
     /// It was off the CPU for a time that the trace does not tell.
     untimed: Option<OffKind>,
@@ -87,7 +90,7 @@ pub(crate) struct OpenCall {
     tally: Tally,
     /// Some of its time is unaccounted, because switches have no times.
     pub(crate) untimed: bool,
-    /// Functions whose printed duration is too short for what they called.
+    /// Functions whose printed duration is too short for what is printed within them.
     pub(crate) restamped: u64,
     /// How long the call took, once it has returned.
     took: u64,
@@ -146,16 +149,33 @@ impl OpenCall {
             return self.fail(Problem::Broken);
         }
         let class = self.class(names, function);
+        let children = self.adopt(depth);
         self.frames.push(Frame {
             function,
             class,
             depth,
             entered: now,
-            children: 0,
+            children,
             calls: 0,
+            orphans: 0,
             pieces: Vec::new(),
             untimed: None,
         });
+    }
+
+    /// The time of functions that turn out to have been called by the one that is entered at this depth.
+    fn adopt(&mut self, depth: usize) -> u64 {
+        let caller = self.frames.last_mut().filter(|caller| caller.depth + 1 == depth);
+        caller.map_or(0, |caller| std::mem::take(&mut caller.orphans))
+    }
+
+    /// A function at this depth has returned, and took that long with all that it called.
+    fn returned(&mut self, depth: usize, nanos: u64) {
+        if let Some(caller) = self.frames.last_mut() {
+            let sum = if depth > caller.depth + 1 { &mut caller.orphans } else { &mut caller.children };
+            *sum += nanos;
+            caller.calls += 1;
+        }
     }
 
     fn class(&self, names: &Names, function: NameId) -> Class {
@@ -189,13 +209,11 @@ impl OpenCall {
             self.fail(Problem::NoDurations);
         }
         let class = self.class(names, function);
-        self.tally.add_self(function, class, nanos);
-        match self.frames.last_mut() {
-            Some(frame) => {
-                frame.children += nanos;
-                frame.calls += 1;
-            }
-            None => self.took = nanos,
+        let adopted = self.adopt(depth);
+        self.tally.add_self(function, class, nanos.saturating_sub(adopted));
+        self.returned(depth, nanos.max(adopted));
+        if self.frames.is_empty() {
+            self.took = nanos;
         }
     }
 
@@ -221,16 +239,12 @@ impl OpenCall {
         if function.is_some_and(|function| function != frame.function) {
             self.fail(Problem::Broken);
         }
-        let Some(frame) = self.frames.pop() else { return true };
+        let Some(mut frame) = self.frames.pop() else { return true };
+        frame.children += frame.orphans;
+        let depth = frame.depth;
         let whole = self.close(names, shown, frame, now, took);
-        match self.frames.last_mut() {
-            Some(parent) => {
-                parent.children += whole;
-                parent.calls += 1;
-                false
-            }
-            None => true,
-        }
+        self.returned(depth, whole);
+        self.frames.is_empty()
     }
 
     /// Divides a function's time, and returns how long it took.
@@ -267,7 +281,8 @@ impl OpenCall {
     }
 
     /// The duration that is printed; or, where the function's parts do not fit into that, the one that follows from
-    /// the times of its first and its last line.
+    /// the times of its first and its last line: what comes while the tracer is about to record a return is printed
+    /// as part of the function, but not part of its duration.
     fn choose(
         &mut self,
         frame: &Frame,
