@@ -58,12 +58,29 @@ struct Frame {
     /// Time in the functions that it called.
     children: u64,
     calls: u64,
-    /// Time in functions that were called by one whose entry is yet to be printed: the interrupt came while the tracer
-    /// was about to record that, and is part of its duration. Their depth leaves a step out.
+    /// Time in functions whose depth leaves a step out: an interrupt came while the tracer was about to record an entry,
+    /// or had just recorded a return. In the first case it is part of the function that follows.
     orphans: u64,
+    /// Orphans that came right before this function.
+    adopted: u64,
     pieces: Vec<Piece>,
     /// It was off the CPU for a time that the trace does not tell.
     untimed: Option<OffKind>,
+}
+
+impl Frame {
+    /// Whether the orphans before this function are part of its duration: that then began before its first line,
+    /// or, without times, at least has room for them.
+    fn adopts(&self, now: Option<u64>, printed: Option<Duration>) -> bool {
+        let Some(printed) = printed else { return false };
+        let off: u64 = self.pieces.iter().map(|piece| piece.nanos).sum();
+        match now.zip(self.entered) {
+            Some((now, entered)) => {
+                printed.nanos > now.saturating_sub(entered) + (self.adopted / 2).min(20 * STAMP_NS)
+            }
+            None => self.children + off + self.adopted <= printed.nanos,
+        }
+    }
 }
 
 /// Off the CPU since then.
@@ -149,21 +166,22 @@ impl OpenCall {
             return self.fail(Problem::Broken);
         }
         let class = self.class(names, function);
-        let children = self.adopt(depth);
+        let adopted = self.adopt(depth);
         self.frames.push(Frame {
             function,
             class,
             depth,
             entered: now,
-            children,
+            children: 0,
             calls: 0,
             orphans: 0,
+            adopted,
             pieces: Vec::new(),
             untimed: None,
         });
     }
 
-    /// The time of functions that turn out to have been called by the one that is entered at this depth.
+    /// The orphans that may be part of the function that is entered at this depth.
     fn adopt(&mut self, depth: usize) -> u64 {
         let caller = self.frames.last_mut().filter(|caller| caller.depth + 1 == depth);
         caller.map_or(0, |caller| std::mem::take(&mut caller.orphans))
@@ -209,9 +227,10 @@ impl OpenCall {
             self.fail(Problem::NoDurations);
         }
         let class = self.class(names, function);
-        let adopted = self.adopt(depth);
-        self.tally.add_self(function, class, nanos.saturating_sub(adopted));
-        self.returned(depth, nanos.max(adopted));
+        let orphans = self.adopt(depth);
+        let adopted = if orphans <= nanos { orphans } else { 0 };
+        self.tally.add_self(function, class, nanos - adopted);
+        self.returned(depth, nanos + orphans - adopted);
         if self.frames.is_empty() {
             self.took = nanos;
         }
@@ -241,9 +260,15 @@ impl OpenCall {
         }
         let Some(mut frame) = self.frames.pop() else { return true };
         frame.children += frame.orphans;
+        let mut apart = 0;
+        if frame.adopts(now, took) {
+            frame.children += frame.adopted;
+        } else {
+            apart = frame.adopted;
+        }
         let depth = frame.depth;
         let whole = self.close(names, shown, frame, now, took);
-        self.returned(depth, whole);
+        self.returned(depth, whole + apart);
         self.frames.is_empty()
     }
 

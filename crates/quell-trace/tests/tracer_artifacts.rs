@@ -40,6 +40,33 @@ fn an_interrupt_before_an_entry_is_counted_once() {
     assert_eq!(breakdown.class_ns(Class::Copy), 10_175);
 }
 
+/// Here it came after the return before, and is part of neither function.
+#[test]
+fn an_interrupt_between_two_functions_is_their_callers() {
+    for times in [true, false] {
+        let mut lines = String::from(
+            "   13.575200 |   0)     exe-47     |               |          migrate_folio_move() {
+   13.575234 |   0)     exe-47     |   1.482 us    |            alloc_migration_target();
+   13.575357 |   0)     exe-47     | ! 124.707 us  |              __sysvec_apic_timer_interrupt();
+   13.575484 |   0)     exe-47     |   2.493 us    |              irq_exit_rcu();
+   13.575493 |   0)     exe-47     |               |            try_to_migrate() {
+   13.575498 |   0)     exe-47     |               |              ptep_clear_flush() {
+   13.575499 |   0)     exe-47     |   2.504 us    |                flush_tlb_mm_range();
+   13.575503 |   0)     exe-47     |   5.008 us    |              } /* ptep_clear_flush */
+   13.575507 |   0)     exe-47     | + 14.702 us   |            } /* try_to_migrate */
+   13.575520 |   0)     exe-47     | ! 320.000 us  |          } /* migrate_folio_move */
+",
+        );
+        if !times {
+            lines = lines.lines().map(|line| format!("{}\n", &line[15..])).collect();
+        }
+        let breakdown = &analyzed(&lines).slowest[0].breakdown;
+        assert_eq!(breakdown.class_ns(Class::Interrupt), 124_707 + 2_493);
+        assert_eq!(breakdown.class_ns(Class::Unmap), 14_702 - 5_008);
+        assert_eq!(breakdown.duration_ns, 320_000);
+    }
+}
+
 /// The interrupt is printed inside the function, whose 5.499 us had ended before.
 #[test]
 fn an_interrupt_before_a_return_lengthens_the_function_to_its_lines() {
