@@ -24,6 +24,6 @@ mod stop;
 
 pub use cache::{Cache, Lock, sha256};
 pub use error::{LabError, Result, nearest};
-pub use protocol::{Hello, Job, Measurement, QuellCommand, Workload};
+pub use protocol::{Hello, Job, Measurement, QuellCommand, TRACE_FILE, Tracing, Workload};
 pub use size::Size;
 pub use stop::Stop;

@@ -82,8 +82,35 @@ pub struct Job {
     /// Files to fetch after the job, as raw bytes.
     #[serde(default)]
     pub collect: Vec<String>,
+    /// Trace it, and fetch the trace as the file [`TRACE_FILE`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<Tracing>,
     /// Kill the job after this many seconds.
     pub timeout_s: u64,
+}
+
+/// Path of the trace among the files that a job sends.
+pub const TRACE_FILE: &str = "trace.txt";
+
+/// What ftrace records while a job runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tracing {
+    /// Functions below which everything is recorded; patterns with `*` are allowed.
+    pub calls: Vec<String>,
+    /// Only these functions are recorded below them, which distorts the times less; empty: all.
+    #[serde(default)]
+    pub functions: Vec<String>,
+    /// Events, as `system:name`.
+    #[serde(default)]
+    pub events: Vec<String>,
+    /// Kernel buffer of each CPU, in KiB.
+    #[serde(default = "default_buffer_kb")]
+    pub buffer_kb: u64,
+}
+
+const fn default_buffer_kb() -> u64 {
+    32 << 10
 }
 
 /// Guest to host.
@@ -177,6 +204,7 @@ mod tests {
             workload,
             sysctl: BTreeMap::from([(String::from("vm.migrate_drain"), String::from("a\nb"))]),
             collect: vec![],
+            trace: None,
             timeout_s: 60,
         };
         let line = to_line(&Request::Job(job.clone()));

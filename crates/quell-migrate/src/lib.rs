@@ -21,7 +21,7 @@ use std::io;
 
 pub use plan::{Call, Case, Plan, Toucher};
 pub use recommend::{Basis, Recommendation, recommend};
-pub use run::{Sample, run};
+pub use run::{Sample, run, run_announced};
 pub use settings::{Settings, memory_nodes};
 pub use survey::{CaseSummary, SCHEMA, Survey, SurveyOptions, survey};
 pub use sys::PAGE_BYTES;

@@ -47,6 +47,18 @@ impl Sample {
 /// If the plan does not fit this machine or a system call fails as a whole; pages that were refused are
 /// counted in their sample instead.
 pub fn run(plan: &Plan, deadline: Option<Instant>) -> Result<Vec<Sample>> {
+    run_announced(plan, deadline, &mut |_| ())
+}
+
+/// As [`run`], and calls `announce` right before each call that is timed, so that a trace can be labeled.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_announced(
+    plan: &Plan,
+    deadline: Option<Instant>,
+    announce: &mut dyn FnMut(&Case),
+) -> Result<Vec<Sample>> {
     let cases = plan.resolve(&memory_nodes(Path::new("/")))?;
     let allowed = allowed_cpus()?;
     if !allowed.contains(&plan.cpu) {
@@ -64,7 +76,7 @@ pub fn run(plan: &Plan, deadline: Option<Instant>) -> Result<Vec<Sample>> {
         (false, _) => None,
     };
     pin(&[plan.cpu])?;
-    let samples = take(plan, &cases, helper.as_ref(), deadline);
+    let samples = take(plan, &cases, helper.as_ref(), deadline, announce);
     pin(&allowed)?;
     samples
 }
@@ -74,6 +86,7 @@ fn take(
     cases: &[Case],
     helper: Option<&Helper>,
     deadline: Option<Instant>,
+    announce: &mut dyn FnMut(&Case),
 ) -> Result<Vec<Sample>> {
     let bind = memory_nodes(Path::new("/")).len() > 1;
     let mut samples = Vec::with_capacity(plan.samples as usize * cases.len());
@@ -82,7 +95,7 @@ fn take(
             break;
         }
         for case in cases {
-            let sample = one(case, u64::from(round), bind, helper)?;
+            let sample = one(case, u64::from(round), bind, helper, announce)?;
             if round >= plan.warmup {
                 samples.push(sample);
             }
@@ -91,7 +104,13 @@ fn take(
     Ok(samples)
 }
 
-fn one(case: &Case, seed: u64, bind: bool, helper: Option<&Helper>) -> Result<Sample> {
+fn one(
+    case: &Case,
+    seed: u64,
+    bind: bool,
+    helper: Option<&Helper>,
+    announce: &mut dyn FnMut(&Case),
+) -> Result<Sample> {
     let mut region = Region::new(case.pages as usize)?;
     let from = case.from.unwrap_or_default();
     if bind {
@@ -102,6 +121,7 @@ fn one(case: &Case, seed: u64, bind: bool, helper: Option<&Helper>) -> Result<Sa
         _ => region.fill(seed),
     }
     let mut call = region.call(case.to);
+    announce(case);
     let took = call.make()?;
     let goal = case.to.unwrap_or(from).cast_signed();
     let mut errors = BTreeMap::new();

@@ -32,6 +32,8 @@ enum Command {
     Topo(commands::topo::Args),
     /// Measure what moving pages between NUMA nodes costs here, beyond the copy.
     Migrate(commands::migrate::Args),
+    /// Explain recorded traces: where the time of each slow kernel call went.
+    Trace(commands::trace::Args),
     /// Build a kernel, boot it in QEMU, and run A/B experiments on fresh guests.
     Lab(commands::lab::Args),
     /// Measure how well the measurements themselves work.
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Topo(args) => commands::topo::run(&args),
         Command::Migrate(args) => commands::migrate::run(&args),
+        Command::Trace(args) => commands::trace::run(&args),
         Command::Lab(args) => commands::lab::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
     };

@@ -64,7 +64,7 @@ impl Lab {
 }
 
 fn job(workload: Workload) -> Job {
-    Job { workload, sysctl: BTreeMap::new(), collect: vec![], timeout_s: 300 }
+    Job { workload, sysctl: BTreeMap::new(), collect: vec![], trace: None, timeout_s: 300 }
 }
 
 fn migrate(pages: u32, samples: u32) -> Workload {

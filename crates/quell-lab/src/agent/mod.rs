@@ -1,5 +1,6 @@
 //! The guest's side: PID 1, which takes jobs from the host and sends back what they measure.
 
+mod trace;
 mod work;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
 use crate::guest::args::{BULK_PORT, CONTROL_PORT};
-use crate::protocol::{Done, Hello, Job, Message, Request, Workload, to_line};
+use crate::protocol::{Done, Hello, Job, Message, Request, TRACE_FILE, Workload, to_line};
 
 pub use work::run_workload;
 
@@ -59,7 +60,7 @@ fn mount_all() {
         ("devtmpfs", "/dev", "devtmpfs"),
         ("tmpfs", "/tmp", "tmpfs"),
         ("debugfs", "/sys/kernel/debug", "debugfs"),
-        ("tracefs", "/sys/kernel/tracing", "tracefs"),
+        ("tracefs", trace::TRACEFS, "tracefs"),
     ] {
         // A kernel without one of them is no reason to stop: what needs it will say so.
         let _ = mount(Some(source), target, Some(kind), MsFlags::empty(), none);
@@ -142,7 +143,7 @@ impl Agent {
             }
         }
         let before = vmstat(&fs::read_to_string("/proc/vmstat").unwrap_or_default());
-        let mut done = match self.run_child(job) {
+        let mut done = match self.run_traced(job) {
             Ok(done) => done,
             Err(error) => {
                 self.log(&format!("the job could not be run: {error}"))?;
@@ -158,6 +159,19 @@ impl Agent {
         for path in &job.collect {
             self.collect(path)?;
         }
+        Ok(done)
+    }
+
+    fn run_traced(&mut self, job: &Job) -> io::Result<Done> {
+        let Some(tracing) = &job.trace else { return self.run_child(job) };
+        let session = trace::Session::start(Path::new(trace::TRACEFS), tracing)?;
+        for name in &session.absent {
+            self.log(&format!("not traced, because this kernel does not have it: {name}"))?;
+        }
+        let done = self.run_child(job)?;
+        session.stop()?;
+        let bytes = io::copy(&mut session.text()?, &mut self.bulk)?;
+        self.send(&Message::File { path: TRACE_FILE.to_owned(), bytes })?;
         Ok(done)
     }
 
@@ -177,6 +191,7 @@ impl Agent {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .env("HOME", "/tmp")
+            .envs(job.trace.is_some().then(|| (work::MARKER, Path::new(trace::TRACEFS).join("trace_marker"))))
             .spawn()?;
         // The kernel should kill the job and not the agent when memory runs out.
         let _ = fs::write(format!("/proc/{}/oom_score_adj", child.id()), "1000");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::target::Target;
+use super::trace::TracePlan;
 use crate::error::{IoContext, LabError, Result, nearest};
 use crate::guest::GuestSpec;
 use crate::kernel::Flavor;
@@ -46,6 +47,9 @@ pub struct Experiment {
     /// What has to be reached.
     #[serde(default, rename = "target")]
     pub targets: Vec<Target>,
+    /// What traced guests record, for `--trace`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TracePlan>,
 }
 
 /// One arm.
@@ -187,6 +191,9 @@ impl Experiment {
             [Some(self.design.guests_per_arm), self.short.as_ref().map(|short| short.guests_per_arm)];
         if guests.into_iter().flatten().any(|count| !(1..=1000).contains(&count)) {
             return Err(String::from("`guests_per_arm` must be 1 to 1000"));
+        }
+        if let Some(trace) = &self.trace {
+            trace.validate()?;
         }
         if let Workload::Migrate(plan) = &self.workload {
             plan.validate().map_err(|error| error.to_string())?;

@@ -9,6 +9,7 @@ use quell_report::svg::{Group, cumulative};
 use super::analysis::{Cell, Comparison, Summary, Table, shown};
 use super::output::{GuestRecord, RunRecord};
 use super::target::TargetResult;
+use super::trace_html;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}\
     table{border-collapse:collapse;margin:1em 0}th,td{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}\
@@ -59,6 +60,7 @@ pub(super) fn page(record: &RunRecord, table: &Table) -> Result<String, ReportEr
                 }
                 h2 { "Distributions" }
                 @for plot in &plots { (PreEscaped(plot)) }
+                (trace_html::section(&record.traces))
                 h2 { "Guests" }
                 (guests(&record.guests))
                 h2 { "Kernels" }

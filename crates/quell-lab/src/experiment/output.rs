@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::analysis::{Comparison, GuestSamples, Summary, Table};
 use super::file::Experiment;
 use super::target::{TargetResult, judge};
+use super::trace::TracedGuest;
 use super::{csv, html};
 use crate::cache::write_whole;
 use crate::error::{IoContext, LabError, Result};
@@ -124,6 +125,9 @@ pub struct RunRecord {
     /// It was ended by Ctrl-C; the guests until then are here.
     #[serde(default)]
     pub interrupted: bool,
+    /// Guests of their own that were traced, with `--trace`.
+    #[serde(default)]
+    pub traces: Vec<TracedGuest>,
     /// What limits these results.
     pub warnings: Vec<String>,
 }
@@ -140,7 +144,9 @@ impl RunRecord {
     /// Whether every guest did its job on a healthy kernel, and no page was lost.
     #[must_use]
     pub fn ok(&self) -> bool {
-        self.guests.iter().all(|guest| guest.failure.is_none()) && self.lost_pages().next().is_none()
+        let traced = self.traces.iter().map(|traced| &traced.guest);
+        let healthy = self.guests.iter().chain(traced).all(|guest| guest.failure.is_none());
+        healthy && self.lost_pages().next().is_none()
     }
 
     /// Summaries, what and how many, of pages that were not moved, moved elsewhere or damaged; negative controls

@@ -6,23 +6,20 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use super::analysis::GuestSamples;
-use super::file::{Arm, Experiment};
-use super::output::{GuestRecord, Host, RunRecord, SCHEMA, write};
-use super::schedule::schedule;
+use super::bench::Bench;
+use super::file::Experiment;
+use super::output::{Host, RunRecord, SCHEMA, write};
+use super::trace::TracedGuest;
 use crate::Stop;
 use crate::cache::{Cache, need_space, sha256, write_whole};
 use crate::error::{IoContext, LabError, Result};
-use crate::guest::{Accelerator, Guest, JobOutput, Launch, Qemu, kernel_cmdline, probe};
+use crate::guest::{Accelerator, Qemu, probe};
 use crate::initramfs;
 use crate::kernel::{self, Flavor, Kernel, Progress, Source};
 use crate::program;
-use crate::protocol::{Job, Workload};
-
-/// How long a guest may take to power off after its job.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
+use crate::protocol::Workload;
 
 /// Space for the results of a run, in MiB: samples, consoles and traces.
 const RUN_MIB: u64 = 64;
@@ -45,6 +42,8 @@ pub struct Lab<'a> {
 pub struct RunOptions {
     /// Directory for results; the run makes one below it.
     pub output: PathBuf,
+    /// Also run traced guests, as the experiment's `[trace]` says.
+    pub trace: bool,
 }
 
 /// What is going on.
@@ -62,6 +61,8 @@ pub enum RunEvent {
         of: usize,
         /// Its arm.
         arm: String,
+        /// It is a traced one.
+        traced: bool,
     },
     /// A guest failed; the others go on.
     Failed {
@@ -86,6 +87,15 @@ pub fn run(
     stop: &Stop,
     on_event: &mut dyn FnMut(RunEvent),
 ) -> Result<(PathBuf, RunRecord)> {
+    let trace = match (&experiment.trace, options.trace) {
+        (None, true) => {
+            return Err(LabError::BadExperiment {
+                path: experiment.name.clone().into(),
+                reason: String::from("it has no [trace] section, which says what --trace records"),
+            });
+        }
+        (trace, wanted) => trace.as_ref().filter(|_| wanted),
+    };
     let qemu = Qemu::find()?;
     qemu.check(&experiment.guest)?;
     let extra = match &experiment.workload {
@@ -137,40 +147,37 @@ pub fn run(
         comparisons: Vec::new(),
         targets: Vec::new(),
         interrupted: false,
+        traces: Vec::new(),
         warnings: Vec::new(),
     };
+    let bench = Bench {
+        experiment,
+        kernels: &kernels,
+        qemu: &qemu,
+        initramfs: &initramfs,
+        accelerator: record.accelerator,
+        dir: &dir,
+        stop,
+    };
     let mut samples = Vec::new();
-    let order = schedule(experiment.arms.len(), experiment.design.guests_per_arm);
-    for (index, &arm) in order.iter().enumerate() {
-        let arm = &experiment.arms[arm];
-        on_event(RunEvent::Guest { number: index + 1, of: order.len(), arm: arm.name.clone() });
-        let one = OneGuest {
-            experiment,
-            arm,
-            kernel: &kernels[&arm.kernel],
-            qemu: &qemu,
-            initramfs: &initramfs,
-            accelerator: record.accelerator,
-            directory: format!("guests/{index:03}-{}", arm.name),
-            dir: &dir,
-        };
-        match one.run(index, stop) {
-            Ok((guest, own)) => {
-                if let Some(failure) = &guest.failure {
-                    on_event(RunEvent::Failed { number: index + 1, reason: failure.to_string() });
-                }
-                record.guests.push(guest);
-                samples.push((index, own));
-            }
-            Err(LabError::Interrupted) => {
-                record.interrupted = true;
-                break;
-            }
-            Err(error) => return Err(error),
-        }
+    let planned = experiment.design.guests_per_arm;
+    record.interrupted = !bench.each(planned, None, on_event, &mut |index, guest, own| {
+        let problem = guest.failure.as_ref().map(ToString::to_string);
+        record.guests.push(guest);
+        samples.push((index, own));
+        problem
+    })?;
+    if let (Some(plan), false) = (trace, record.interrupted) {
+        record.interrupted = !bench.each(plan.guests_per_arm, trace, on_event, &mut |_, guest, _| {
+            let traced = TracedGuest::read(&dir.join(&guest.directory), plan, guest);
+            let failure = traced.guest.failure.as_ref().map(ToString::to_string);
+            let problem = failure.or(traced.problem.clone());
+            record.traces.push(traced);
+            problem
+        })?;
     }
     record.conclude(&samples);
-    record.warnings = warnings(&record, order.len());
+    record.warnings = warnings(&record, planned as usize * experiment.arms.len());
     write(&dir, &record, &samples)?;
     Ok((dir, record))
 }
@@ -190,83 +197,6 @@ fn build_kernels(
         vacant.insert(build.run(stop, &mut |progress| on_event(RunEvent::Kernel(progress)))?);
     }
     Ok(kernels)
-}
-
-struct OneGuest<'a> {
-    experiment: &'a Experiment,
-    arm: &'a Arm,
-    kernel: &'a Kernel,
-    qemu: &'a Qemu,
-    initramfs: &'a Path,
-    accelerator: Accelerator,
-    directory: String,
-    dir: &'a Path,
-}
-
-impl OneGuest<'_> {
-    fn run(&self, index: usize, stop: &Stop) -> Result<(GuestRecord, GuestSamples)> {
-        let dir = self.dir.join(&self.directory);
-        fs::create_dir_all(&dir).context("create", &dir)?;
-        let cmdline = kernel_cmdline(&self.experiment.guest, &self.arm.cmdline);
-        let launch = Launch {
-            qemu: self.qemu,
-            spec: &self.experiment.guest,
-            accelerator: self.accelerator,
-            kernel: &self.kernel.image,
-            initramfs: self.initramfs,
-            cmdline: cmdline.clone(),
-            console_file: Some(dir.join("console.log")),
-        };
-        let mut record = GuestRecord {
-            index,
-            arm: self.arm.name.clone(),
-            directory: self.directory.clone(),
-            cmdline,
-            kernel: self.kernel.info.key.clone(),
-            ..GuestRecord::default()
-        };
-        let mut output = JobOutput::default();
-        let start = Instant::now();
-        let ended = match Guest::boot(&launch, stop)? {
-            Err(ended) => *ended,
-            Ok(mut guest) => {
-                record.boot_seconds = Some(start.elapsed().as_secs_f64());
-                record.hello = guest.hello.clone();
-                let job = Instant::now();
-                let outcome = guest.run(&self.job(), &mut output)?;
-                record.job_seconds = Some(job.elapsed().as_secs_f64());
-                match outcome {
-                    Ok(()) => guest.end(SHUTDOWN_GRACE),
-                    Err(failure) => guest.end_with(Some(failure)),
-                }
-            }
-        };
-        if !ended.qemu_errors.is_empty() {
-            write_whole(&dir.join("qemu.log"), ended.qemu_errors.as_bytes())?;
-        }
-        if !output.log.is_empty() {
-            write_whole(&dir.join("job.log"), output.log.join("\n").as_bytes())?;
-        }
-        for file in &output.files {
-            let name = file.path.trim_start_matches('/').replace('/', "_");
-            write_whole(&dir.join(name), &file.content)?;
-        }
-        record.settings = output.settings;
-        record.vmstat = output.vmstat;
-        record.samples = output.samples.len();
-        record.splats = ended.splats;
-        record.failure = ended.failure;
-        Ok((record, GuestSamples { arm: self.arm.name.clone(), samples: output.samples }))
-    }
-
-    fn job(&self) -> Job {
-        Job {
-            workload: self.experiment.workload.clone().with_args(&self.arm.args),
-            sysctl: self.arm.sysctl.clone(),
-            collect: self.experiment.collect.clone(),
-            timeout_s: self.experiment.design.job_timeout_s,
-        }
-    }
 }
 
 fn warnings(record: &RunRecord, planned: usize) -> Vec<String> {
@@ -290,6 +220,7 @@ fn warnings(record: &RunRecord, planned: usize) -> Vec<String> {
             summary.dimensions.iter().map(|(name, value)| format!("{name}={value}")).collect();
         warnings.push(format!("{} ({}): {count} pages {what}", summary.arm, dimensions.join(" ")));
     }
+    warnings.extend(record.traces.iter().flat_map(TracedGuest::warnings));
     let settings = record.guests.iter().find_map(|guest| guest.settings.as_ref());
     if let Some(settings) = settings {
         warnings.extend(settings.warnings());

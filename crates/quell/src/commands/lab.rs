@@ -16,6 +16,7 @@ use quell_lab::kernel::{Build, Flavor, Progress, Source};
 use quell_lab::{Cache, Stop, agent, repo};
 use quell_report::{Column, Look, Table};
 
+use super::trace;
 use crate::terminal;
 
 /// Builds a kernel, boots it in QEMU, and runs A/B experiments on fresh guests.
@@ -75,6 +76,9 @@ struct RunArgs {
     /// The short form: fewer guests and samples
     #[arg(long)]
     short: bool,
+    /// Also run traced guests, apart from the measured ones, and say where the time of their calls went
+    #[arg(long)]
+    trace: bool,
     /// A Linux source tree instead of Debian's package
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
@@ -154,7 +158,7 @@ fn run_experiment(repo: &Path, args: &RunArgs, stop: &Stop) -> Result<ExitCode> 
     let agent = std::env::current_exe().context("Cannot find this program's own file")?;
     let source = kernel_source(args.source.as_ref());
     let lab = Lab { repo, cache: &cache, agent: &agent, source: &source };
-    let options = RunOptions { output: args.output.clone() };
+    let options = RunOptions { output: args.output.clone(), trace: args.trace };
     let mut line = ProgressLine::new();
     let outcome = experiment::run(&lab, &experiment, &options, stop, &mut |event| line.run(event));
     line.clear();
@@ -183,6 +187,7 @@ fn human(record: &RunRecord, look: Look) -> String {
         text += &targets(record).render(look);
         text += "\n";
     }
+    text += &traces(record, look);
     for warning in &record.warnings {
         text += &terminal::wrapped(&format!("warning: {warning}"));
     }
@@ -258,6 +263,22 @@ fn targets(record: &RunRecord) -> Table {
     table
 }
 
+/// Where the time went in the traced guests.
+fn traces(record: &RunRecord, look: Look) -> String {
+    let analyses: Vec<_> = record
+        .traces
+        .iter()
+        .filter_map(|traced| Some((traced.guest.arm.clone(), traced.analysis.as_ref()?)))
+        .collect();
+    if analyses.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\nWhere the time went, in traced guests (the tracer lengthens every call):\n\n{}",
+        trace::side_by_side(&analyses, look)
+    )
+}
+
 fn what(dimensions: &BTreeMap<String, String>) -> String {
     dimensions.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
@@ -324,7 +345,10 @@ impl ProgressLine {
         match event {
             RunEvent::Kernel(progress) => self.kernel(progress),
             RunEvent::Probing => self.say(String::from("probing which accelerator boots")),
-            RunEvent::Guest { number, of, arm } => self.say(format!("guest {number} of {of}: {arm}")),
+            RunEvent::Guest { number, of, arm, traced } => {
+                let kind = if traced { "traced guest" } else { "guest" };
+                self.say(format!("{kind} {number} of {of}: {arm}"));
+            }
             RunEvent::Failed { number, reason } => {
                 self.bar.suspend(|| terminal::complain(&format!("guest {number} failed: {reason}")));
             }

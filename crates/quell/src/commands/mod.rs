@@ -8,5 +8,6 @@ pub(crate) mod migrate;
 mod monitor_args;
 pub(crate) mod scan;
 pub(crate) mod topo;
+pub(crate) mod trace;
 mod values;
 pub(crate) mod watch;
