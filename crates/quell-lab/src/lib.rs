@@ -19,11 +19,10 @@ pub mod kernel;
 mod program;
 mod protocol;
 pub mod repo;
-mod size;
 mod stop;
 
 pub use cache::{Cache, Lock, sha256};
 pub use error::{LabError, Result, nearest};
 pub use protocol::{Hello, Job, Measurement, QuellCommand, TRACE_FILE, Tracing, Workload};
-pub use size::Size;
+pub use quell_plug::Size;
 pub use stop::Stop;

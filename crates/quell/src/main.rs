@@ -34,6 +34,8 @@ enum Command {
     Migrate(commands::migrate::Args),
     /// Explain recorded traces: where the time of each slow kernel call went.
     Trace(commands::trace::Args),
+    /// Resize a VM's memory, and see inside the guest when it can be used.
+    Plug(commands::plug::Args),
     /// Build a kernel, boot it in QEMU, and run A/B experiments on fresh guests.
     Lab(commands::lab::Args),
     /// Measure how well the measurements themselves work.
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Topo(args) => commands::topo::run(&args),
         Command::Migrate(args) => commands::migrate::run(&args),
         Command::Trace(args) => commands::trace::run(&args),
+        Command::Plug(args) => commands::plug::run(&args),
         Command::Lab(args) => commands::lab::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
     };

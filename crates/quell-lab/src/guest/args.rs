@@ -77,8 +77,8 @@ pub fn qemu_args(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Size;
     use crate::guest::spec::{Node, VirtioMem};
-    use crate::size::Size;
 
     fn line(spec: &GuestSpec, accelerator: Accelerator) -> String {
         qemu_args(spec, accelerator, Path::new("/k"), Path::new("/i"), &kernel_cmdline(spec, "arm=1"))

@@ -4,8 +4,7 @@ pub mod accel;
 pub(crate) mod args;
 pub mod console;
 mod qemu;
-pub mod qmp;
-mod running;
+pub mod running;
 pub mod spec;
 
 pub use accel::{Accelerator, Probe, probe};

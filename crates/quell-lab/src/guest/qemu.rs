@@ -77,8 +77,8 @@ fn parse_devices(text: &str) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Size;
     use crate::guest::spec::VirtioMem;
-    use crate::size::Size;
 
     fn qemu(list: &str) -> Qemu {
         Qemu { program: PROGRAM.into(), version: String::from("QEMU 7.2"), devices: parse_devices(list) }

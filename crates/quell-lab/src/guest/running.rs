@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use quell_migrate::Settings;
+use quell_plug::Qmp;
 use serde::{Deserialize, Serialize};
 
 use super::accel::Accelerator;
 use super::args::{SOCKETS, qemu_args};
 use super::console::{Splat, out_of_memory, splats, tail};
 use super::qemu::Qemu;
-use super::qmp::Qmp;
 use super::spec::GuestSpec;
 use crate::Stop;
 use crate::child::Contained;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::size::Size;
+use crate::Size;
 
 /// The virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod lab;
 pub(crate) mod migrate;
 mod monitor_args;
+pub(crate) mod plug;
 pub(crate) mod scan;
 pub(crate) mod topo;
 pub(crate) mod trace;

@@ -1,12 +1,15 @@
-//! QEMU's control protocol on an inherited socket, with a deadline on every answer.
+//! QEMU's control protocol, with a deadline on every answer.
 
 use std::io::{BufRead, BufReader, Error, ErrorKind};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use qapi::{Command, ExecuteError, Stream, qmp};
+
+use crate::error::{PlugError, Result};
 
 /// A connection to QEMU's monitor.
 pub struct Qmp {
@@ -20,6 +23,16 @@ impl std::fmt::Debug for Qmp {
 }
 
 impl Qmp {
+    /// Connects to the socket of a running QEMU.
+    ///
+    /// # Errors
+    /// [`PlugError::Connect`].
+    pub fn open(path: &Path, deadline: Duration) -> Result<Self> {
+        let connected = UnixStream::connect(path).map_err(ExecuteError::from);
+        let greeted = connected.and_then(|socket| Self::connect(socket, deadline));
+        greeted.map_err(|error| PlugError::Connect { path: path.to_owned(), reason: error.to_string() })
+    }
+
     /// Greets QEMU on the socket; every answer, now and later, must come within `deadline`.
     ///
     /// # Errors
