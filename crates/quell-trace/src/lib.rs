@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod analysis;
+mod analyzer;
 mod attribution;
 mod class;
 mod cpu;

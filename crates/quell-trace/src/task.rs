@@ -198,7 +198,7 @@ impl OpenCall {
 
     fn class(&self, names: &Names, function: NameId) -> Class {
         let name = names.get(function);
-        let Some(caller) = self.frames.last() else { return Class::Rest };
+        let Some(caller) = self.frames.last() else { return name.class.unwrap_or(Class::Rest) };
         let own = name.class.or_else(|| class_below(&name.text, &names.get(caller.function).text));
         caller.class.within(own)
     }

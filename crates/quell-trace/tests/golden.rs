@@ -155,6 +155,14 @@ fn other_calls_and_other_kernels_are_answered_in_words() {
     // Any function can be the call.
     let analysis = analyze(text.as_bytes(), &options("migrate_pages")).unwrap();
     assert_eq!(analysis.call, "migrate_pages");
+    // One that is a wait itself is that, and not the rest.
+    let waits = analyze(text.as_bytes(), &options("synchronize_rcu_expedited")).unwrap();
+    assert!(
+        waits
+            .slowest
+            .iter()
+            .all(|call| call.breakdown.class_ns(Class::RcuWait) == call.breakdown.duration_ns)
+    );
     let error = analyze(text.as_bytes(), &options("do_fault")).unwrap_err();
     assert!(matches!(&error, TraceError::NoSuchCall { functions, outer: true, .. } if functions.len() == 2));
     assert!(error.to_string().contains("__x64_sys_move_pages, lru_add_drain_per_cpu"), "{error}");

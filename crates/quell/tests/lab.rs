@@ -16,8 +16,9 @@ use quell_lab::guest::{
     FailureKind, Guest, GuestSpec, JobOutput, Launch, Probe, Qemu, kernel_cmdline, probe,
 };
 use quell_lab::kernel::{Build, Flavor, Kernel, Source};
-use quell_lab::{Cache, Job, QuellCommand, Size, Stop, Workload, initramfs};
+use quell_lab::{Cache, Job, QuellCommand, Size, Stop, TRACE_FILE, Tracing, Workload, initramfs};
 use quell_migrate::{Call, Case, Plan, Toucher};
+use quell_trace::{Class, Options};
 
 struct Lab {
     qemu: Qemu,
@@ -107,6 +108,33 @@ fn a_job_goes_in_and_its_samples_logs_and_files_come_out() {
 
     let ended = guest.end(Duration::from_secs(60));
     assert_eq!((ended.failure, ended.splats.len()), (None, 0), "{}", ended.console);
+}
+
+#[test]
+fn a_traced_job_sends_a_trace_that_can_be_attributed() {
+    let Some(lab) = lab() else { return };
+    let mut guest = lab.boot(&two_nodes());
+    for (mode, waits) in [("global", true), ("targeted", false)] {
+        let mut request = job(migrate(1, 5));
+        request.sysctl.insert(String::from("vm.migrate_drain"), mode.to_owned());
+        request.trace = Some(Tracing {
+            calls: vec![String::from("__x64_sys_move_pages")],
+            functions: vec![],
+            events: vec![String::from("sched:sched_switch"), String::from("no:such_event")],
+            buffer_kb: 16 << 10,
+        });
+        let mut output = JobOutput::default();
+        guest.run(&request, &mut output).unwrap().unwrap();
+        assert!(output.log.iter().any(|line| line.contains("no:such_event")), "{:?}", output.log);
+        let file = output.files.iter().find(|file| file.path == TRACE_FILE).unwrap();
+        let analysis = quell_trace::analyze(file.content.as_slice(), &Options::default()).unwrap();
+        assert_eq!((analysis.unreadable_lines, analysis.lost.len()), (0, 0), "{:?}", analysis.notes);
+        let noops = analysis.groups.iter().find(|group| group.label.contains("call=noop")).unwrap();
+        // One round of warm-up is labeled too.
+        assert_eq!((noops.calls, noops.incomplete.len()), (6, 0));
+        assert_eq!(noops.breakdown.class_ns(Class::RcuWait) > 0, waits, "{mode}");
+        assert_eq!(noops.breakdown.class_ns(Class::RemoteDrain) > 0, waits, "{mode}");
+    }
 }
 
 #[test]

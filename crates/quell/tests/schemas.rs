@@ -263,3 +263,22 @@ fn topo() {
     check_documented(&answer);
     assert!(answer["placement"].is_null() && answer["not_probed"].is_string());
 }
+
+#[test]
+fn trace() {
+    let golden = std::fs::File::open("../quell-trace/tests/golden/global.txt").unwrap();
+    let mut command = quell("trace analyze - --json");
+    command.stdin(golden);
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(0), "{}", common::complaint(&output));
+    let answer = json(std::str::from_utf8(&output.stdout).unwrap());
+    assert_eq!(answer["schema"], "quell.trace/1");
+    check_documented(&answer);
+    let groups = answer["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), 4, "three labels, and the calls without one");
+    for breakdown in groups.iter().flat_map(|group| [&group["breakdown"], &group["median"]]) {
+        let parts = breakdown["classes"].as_array().unwrap().iter().map(|part| &part["total_ns"]);
+        let parts = parts.chain([&breakdown["unaccounted_ns"]]).map(|part| part.as_u64().unwrap());
+        assert_eq!(parts.sum::<u64>(), breakdown["duration_ns"].as_u64().unwrap());
+    }
+}
