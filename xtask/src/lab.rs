@@ -11,10 +11,11 @@ use crate::step::{Action, Invocation, Step};
 /// Kernel source; on Debian 12 it comes from the security suite.
 const SOURCE_PACKAGE: &str = "linux-source-6.12";
 /// What building kernels and booting guests needs.
-const PACKAGES: [&str; 18] = [
+const PACKAGES: [&str; 19] = [
     "qemu-system-x86",
     SOURCE_PACKAGE,
     "gcc",
+    "libc6-dev",
     "make",
     "binutils",
     "flex",
