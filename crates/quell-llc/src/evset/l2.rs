@@ -9,7 +9,7 @@
 //! chain of eight dependent loads averages the step out, and a line that something else has pushed out counts
 //! for an eighth only.
 
-use quell_core::memory::LINES_PER_PAGE;
+use quell_core::memory::{LINES_PER_PAGE, PAGE_BYTES};
 use quell_core::stats::quantile;
 use quell_core::{Bytes, Line, Memory, Ticks};
 use rand::seq::SliceRandom;
@@ -53,61 +53,71 @@ pub struct OctetTicks {
 /// Octets timed per class, and rounds.
 const CLASS_PAGES: u32 = 16;
 const CLASS_ROUNDS: u32 = 8;
+/// Quantile that stands for a class. Low, for whatever disturbs a chain makes it longer, and lines that left even
+/// the LLC would move the limit between L2 and LLC up where no other octet reaches it.
+const TYPICAL: f64 = 0.1;
+/// Pages whose octets push the others out of the L2, as a multiple of its pages.
+const SPILL_OF_L2: u32 = 3;
 /// The LLC's chain must take this many times as long as the L2's, or the two levels cannot be told apart.
 const LEAST_RATIO: f64 = 1.25;
 /// A chain that takes this many times as long as one through memory was interrupted.
 const INTERRUPTED: f64 = 3.0;
+/// An octet counts as evicted from this share on: a few lines are lost to prefetches and other tenants of the core,
+/// but nothing brings back lines that are lost.
+const LIMIT: f64 = 0.65;
 /// A score is cut off so far beyond 0 and 1.
 const OVERSHOOT: f64 = 0.25;
 
 impl OctetTicks {
-    /// Measures the three durations on the first pages of `memory`, which need to be more than three times the
-    /// L2 of `l2` bytes.
+    /// Measures the three durations for octets of `residue` on the first pages of `memory`, which needs more than
+    /// three times the pages of an L2 of `l2` bytes.
     ///
     /// # Errors
     /// Why L2 and LLC cannot be told apart.
-    pub fn measure(memory: &mut impl Memory, l2: Bytes, seed: u64) -> Result<Self, String> {
+    pub fn measure(memory: &mut impl Memory, l2: Bytes, residue: u32, seed: u64) -> Result<Self, String> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let pages: Vec<u32> = (0..CLASS_PAGES).collect();
-        let residue = rng.random_range(0..STRIDE);
-        let l2_pages =
-            u32::try_from(l2.0 / u64::from(quell_core::memory::PAGE_BYTES)).unwrap_or(u32::MAX / 4);
-        let end = memory.pages().min(CLASS_PAGES + 3 * l2_pages);
-        let spill: Vec<u32> = (CLASS_PAGES..end).collect();
-        let (targets, inner) = (octets(&pages, residue), octets(&spill[..64.min(spill.len())], residue));
+        let l2_pages = u32::try_from(l2.0 / u64::from(PAGE_BYTES)).unwrap_or(u32::MAX / 4);
+        let pages = memory.pages().min(CLASS_PAGES + SPILL_OF_L2 * l2_pages);
+        let mut pages: Vec<u32> = (0..pages).collect();
+        pages.shuffle(&mut rng);
+        let spill = octets(&pages.split_off(CLASS_PAGES.min(pages.len() as u32) as usize), residue);
+        let targets = octets(&pages, residue);
+        // Enough to push the targets out of L1, too little to push them out of the L2.
+        let inner = &spill[..spill.len().min(PUSHERS * OCTET as usize)];
         let mut class = |place: Place| {
             let mut ticks = Vec::new();
             for _ in 0..CLASS_ROUNDS {
                 memory.load(&targets);
                 match place {
-                    Place::L2 => memory.load(&inner),
-                    Place::Llc => memory.load_pages(&spill),
+                    Place::L2 => memory.load(inner),
+                    // As in a test: lines of the same residue, several times.
+                    Place::Llc => (0..PASSES).for_each(|_| memory.load(&spill)),
                     Place::Memory => memory.flush(&targets),
                 }
                 for &page in &pages {
                     ticks.push(chain(memory, page, residue, &mut rng).0 as f64);
                 }
             }
-            quantile(&ticks, 0.5).unwrap_or(f64::NAN)
+            quantile(&ticks, TYPICAL).unwrap_or(f64::NAN)
         };
         let ticks = Self { l2: class(Place::L2), llc: class(Place::Llc), memory: class(Place::Memory) };
         if ticks.llc >= ticks.l2 * LEAST_RATIO {
             Ok(ticks)
         } else {
             Err(format!(
-                "eight chained loads take {:.0} ticks from the L2 and {:.0} after a sweep of three times its size; \
-                 the sweep did not push them out, or the timer cannot tell",
+                "eight chained loads take {:.0} ticks from the L2 and {:.0} after {SPILL_OF_L2} times its size was \
+                 loaded; either that did not push them out, or the timer cannot tell",
                 ticks.l2, ticks.llc
             ))
         }
     }
 
-    /// How much of an octet was lost, about 0 to about 1; `None` if the chain was interrupted.
+    /// How much of an octet was lost, about 0 to about 1, 0.5 being the limit; `None` if the chain was interrupted.
     #[must_use]
     pub fn score(&self, ticks: Ticks) -> Option<f64> {
         let ticks = ticks.0 as f64;
-        (ticks <= self.memory * INTERRUPTED)
-            .then(|| ((ticks - self.l2) / (self.llc - self.l2)).clamp(-OVERSHOOT, 1.0 + OVERSHOOT))
+        let share = (ticks - self.l2) / (self.llc - self.l2);
+        (ticks <= self.memory * INTERRUPTED).then(|| (share - LIMIT + 0.5).clamp(-OVERSHOOT, 1.0 + OVERSHOOT))
     }
 }
 
@@ -126,21 +136,28 @@ fn chain(memory: &mut impl Memory, page: u32, residue: u32, rng: &mut Xoshiro256
     memory.chase(&lines)
 }
 
+/// How many random pages of `colors` colors may be tested at once without pushing one another out of an L2 of
+/// `ways` ways: a quarter of its ways on average.
+#[must_use]
+pub fn batch(colors: u32, ways: u32) -> usize {
+    ((colors * ways / 4) as usize).clamp(1, LARGEST_BATCH)
+}
+
 /// Tests which pages push one another out of the L2, on one residue of page offsets.
 #[derive(Debug)]
 pub struct PageTest {
     ticks: OctetTicks,
     /// Offset of the lines used, modulo 512 bytes, in lines.
     residue: u32,
-    passes: u32,
     sequence: Vec<Line>,
     rng: Xoshiro256PlusPlus,
 }
 
-/// Passes over the evictors. Policies that are not strictly least recently used need several.
-const PASSES: u32 = 4;
-/// Targets of one trial: few enough not to push one another out of the L2.
-const BATCH: usize = 32;
+/// Passes over the evictors: one is not enough where the policy is not strictly least recently used (AMD Genoa),
+/// four are no better than two.
+const PASSES: u32 = 2;
+/// More targets than this in one trial save nothing.
+const LARGEST_BATCH: usize = 32;
 /// A traversal whose loads take this share of the latency of memory each (overlapping loads take far less) …
 const SLOWEST_LOAD: f64 = 0.25;
 /// … and so much more altogether, in ms, was interrupted: somebody else used the caches meanwhile.
@@ -153,7 +170,6 @@ impl PageTest {
         Self {
             ticks,
             residue: residue % STRIDE,
-            passes: PASSES,
             sequence: Vec::new(),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
         }
@@ -174,7 +190,7 @@ impl PageTest {
     /// evictors out of L1 so that every pass is seen by the L2.
     pub fn aim(&mut self, evictors: &[u32], pushers: &[u32]) {
         let lines = [octets(evictors, self.residue), octets(pushers, self.residue)].concat();
-        self.sequence = lines.repeat(self.passes as usize);
+        self.sequence = lines.repeat(PASSES as usize);
     }
 
     /// One trial for all `targets` at once: loads their octets, traverses what [`Self::aim`] prepared, and times
@@ -190,9 +206,14 @@ impl PageTest {
         let one_load = self.ticks.memory / f64::from(OCTET);
         let stretched =
             elapsed > self.sequence.len() as f64 * one_load * SLOWEST_LOAD + PAUSE_MS * ticks_per_ms;
-        for (&target, tally) in targets.iter().zip(tallies) {
-            let ticks = chain(memory, target, self.residue, &mut self.rng);
-            tally.add(if stretched { None } else { self.ticks.score(ticks) });
+        let chained: Vec<Ticks> =
+            targets.iter().map(|&target| chain(memory, target, self.residue, &mut self.rng)).collect();
+        // A pause while the octets were timed emptied the L2 for all that came later.
+        let timed = memory.now().since(start).0 as f64 - elapsed;
+        let one_target = 2.0 * self.ticks.llc + 2.0 * one_load;
+        let paused = timed > targets.len() as f64 * one_target + PAUSE_MS * ticks_per_ms;
+        for (&ticks, tally) in chained.iter().zip(tallies) {
+            tally.add(if stretched || paused { None } else { self.ticks.score(ticks) });
         }
     }
 
@@ -215,13 +236,14 @@ impl PageTest {
         }
     }
 
-    /// Which of `targets` the `evictors` push out. No target may be among the evictors. Many targets share one
-    /// trial, in batches drawn anew each time.
+    /// Which of `targets` the `evictors` push out. No target may be among the evictors. Up to `batch` targets
+    /// share one trial, drawn anew each time (see [`batch`]).
     pub fn sort(
         &mut self,
         memory: &mut impl Memory,
         targets: &[u32],
         evictors: &[u32],
+        batch: usize,
         rule: Rule,
     ) -> Vec<(Outcome, Tally)> {
         let mut results = vec![(Outcome::Unsure, Tally::default()); targets.len()];
@@ -229,7 +251,7 @@ impl PageTest {
         self.aim(evictors, &[]);
         while !open.is_empty() {
             open.shuffle(&mut self.rng);
-            for batch in open.chunks(BATCH) {
+            for batch in open.chunks(batch.max(1)) {
                 let pages: Vec<u32> = batch.iter().map(|&i| targets[i]).collect();
                 let mut tallies: Vec<Tally> = batch.iter().map(|&i| results[i].1).collect();
                 self.trial(memory, &pages, &mut tallies);
@@ -392,8 +414,8 @@ mod tests {
     const PAGES: u32 = 1600;
 
     fn test_on(memory: &mut SimMemory, l2: Bytes, seed: u64) -> PageTest {
-        let ticks = OctetTicks::measure(memory, l2, seed).unwrap();
-        PageTest::new(ticks, seed as u32, seed)
+        let residue = seed as u32;
+        PageTest::new(OctetTicks::measure(memory, l2, residue, seed).unwrap(), residue, seed)
     }
 
     /// On both machines: the pages found are of the target's color, as many as the L2 has ways, and they sort
@@ -414,7 +436,7 @@ mod tests {
                 assert!(right + 1 >= group.len() && right + 1 >= ways as usize, "{right} of {group:?}");
                 // The minimal group is weak, the pages it finds are strong together.
                 let rest: Vec<u32> = (0..PAGES).filter(|page| !group.contains(page)).collect();
-                let sorted = test.sort(&mut memory, &rest, &group, Rule::QUICK);
+                let sorted = test.sort(&mut memory, &rest, &group, 16, Rule::QUICK);
                 let evicted = |(page, (outcome, _)): (&u32, &(Outcome, Tally))| {
                     (*outcome == Outcome::Evicts).then_some(*page)
                 };
@@ -422,7 +444,7 @@ mod tests {
                     rest.iter().zip(&sorted).filter_map(evicted).take(2 * ways as usize).collect();
                 assert_eq!(family.len(), 2 * ways as usize);
                 let rest: Vec<u32> = (0..PAGES).filter(|page| !family.contains(page)).collect();
-                let sorted = test.sort(&mut memory, &rest, &family, Rule::QUICK);
+                let sorted = test.sort(&mut memory, &rest, &family, 16, Rule::QUICK);
                 for (&page, (outcome, _)) in rest.iter().zip(sorted) {
                     let truth = if memory.color(page) == color { Outcome::Evicts } else { Outcome::Spares };
                     assert_eq!(outcome, truth, "page {page}, seed {seed}");
