@@ -118,6 +118,8 @@ pub struct Effort {
 /// A pool sorted by color.
 #[derive(Clone, Debug)]
 pub struct Classification {
+    /// The L2 that gave the colors.
+    pub l2: L2,
     /// What was sorted.
     pub pool: Pool,
     /// The color of each page of the pool, in order; `None` if unknown.
@@ -222,7 +224,7 @@ pub fn classify(
     let labels = sorter.label(memory, pool);
     let Sorter { evictors, mut effort, .. } = sorter;
     effort.ms = memory.now().since(start).0 as f64 / memory.ticks_per_ms();
-    let sorted = Classification { pool, labels, evictors, ticks, residue, effort };
+    let sorted = Classification { l2, pool, labels, evictors, ticks, residue, effort };
     let unknown = sorted.unknown();
     if unknown as f64 > MOST_UNKNOWN * f64::from(pool.count) {
         let (pages, unknown, colors) = (pool.count, unknown as u32, sorted.colors());

@@ -8,6 +8,8 @@
 
 pub mod agreement;
 pub mod classify;
+pub mod permutation;
 
 pub use agreement::Agreement;
 pub use classify::{Classification, ClassifyError, L2, Pool, classify};
+pub use permutation::{Permutations, permutations};

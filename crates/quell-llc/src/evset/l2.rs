@@ -132,8 +132,14 @@ enum Place {
 fn chain(memory: &mut impl Memory, page: u32, residue: u32, rng: &mut Xoshiro256PlusPlus) -> Ticks {
     let mut lines = octet(page, residue);
     lines.shuffle(rng);
-    memory.load(&[Line::new(page, rng.random_range(0..OCTET) * STRIDE + (residue + STRIDE / 2) % STRIDE)]);
+    warm(memory, page, residue, rng);
     memory.chase(&lines)
+}
+
+/// Loads the page's translation through a line far from its octet.
+fn warm(memory: &mut impl Memory, page: u32, residue: u32, rng: &mut Xoshiro256PlusPlus) {
+    let slot = rng.random_range(0..OCTET) * STRIDE + (residue + STRIDE / 2) % STRIDE;
+    memory.load(&[Line::new(page, slot)]);
 }
 
 /// How many random pages of `colors` colors may be tested at once without pushing one another out of an L2 of
@@ -193,25 +199,59 @@ impl PageTest {
         self.sequence = lines.repeat(PASSES as usize);
     }
 
+    /// Prepares traversals of any lines, each pass followed by the octets of `pushers`.
+    pub fn aim_lines(&mut self, lines: &[Line], pushers: &[u32]) {
+        self.sequence = [lines, &octets(pushers, self.residue)].concat().repeat(PASSES as usize);
+    }
+
+    /// One trial that tells which half of the target's octet is pushed out: about 1 if it is the four lines whose
+    /// place has even parity under `mask` (1 to 7), about 0 if it is the other four, one half if both or none are.
+    /// `None` if the trial was interrupted.
+    pub fn half(&mut self, memory: &mut impl Memory, target: u32, mask: u32) -> Option<f64> {
+        let lines = octet(target, self.residue);
+        memory.load(&lines);
+        let start = memory.now();
+        memory.load(&self.sequence);
+        let stretched = self.stretched(memory, start);
+        let even = |place: u32| (place & mask).count_ones().is_multiple_of(2);
+        let mut halves = [true, false].map(|wanted| -> Vec<Line> {
+            (0..OCTET).filter(|&place| even(place) == wanted).map(|place| lines[place as usize]).collect()
+        });
+        let mut ticks = [Ticks(0); 2];
+        let first = self.rng.random_range(0..2);
+        for half in [first, 1 - first] {
+            halves[half].shuffle(&mut self.rng);
+            warm(memory, target, self.residue, &mut self.rng);
+            ticks[half] = memory.chase(&halves[half]);
+        }
+        let longest = self.ticks.memory * INTERRUPTED;
+        let valid = !stretched && ticks.iter().all(|t| (t.0 as f64) < longest);
+        let difference = (ticks[0].0 as f64 - ticks[1].0 as f64) / (self.ticks.llc - self.ticks.l2);
+        valid.then(|| (difference + 0.5).clamp(-OVERSHOOT, 1.0 + OVERSHOOT))
+    }
+
+    /// Whether a traversal that began at `start` was interrupted: somebody else used the caches meanwhile.
+    fn stretched(&self, memory: &mut impl Memory, start: Ticks) -> bool {
+        let elapsed = memory.now().since(start).0 as f64;
+        let one_load = self.ticks.memory / f64::from(OCTET);
+        elapsed > self.sequence.len() as f64 * one_load * SLOWEST_LOAD + PAUSE_MS * memory.ticks_per_ms()
+    }
+
     /// One trial for all `targets` at once: loads their octets, traverses what [`Self::aim`] prepared, and times
     /// a chain through each octet. Adds to `tallies`, one a target. The targets must be so few that they do not
     /// push one another out, and not among the evictors.
     pub fn trial(&mut self, memory: &mut impl Memory, targets: &[u32], tallies: &mut [Tally]) {
-        let lines = octets(targets, self.residue);
-        let ticks_per_ms = memory.ticks_per_ms();
-        memory.load(&lines);
+        memory.load(&octets(targets, self.residue));
         let start = memory.now();
         memory.load(&self.sequence);
-        let elapsed = memory.now().since(start).0 as f64;
-        let one_load = self.ticks.memory / f64::from(OCTET);
-        let stretched =
-            elapsed > self.sequence.len() as f64 * one_load * SLOWEST_LOAD + PAUSE_MS * ticks_per_ms;
+        let stretched = self.stretched(memory, start);
+        let timed_from = memory.now();
         let chained: Vec<Ticks> =
             targets.iter().map(|&target| chain(memory, target, self.residue, &mut self.rng)).collect();
         // A pause while the octets were timed emptied the L2 for all that came later.
-        let timed = memory.now().since(start).0 as f64 - elapsed;
-        let one_target = 2.0 * self.ticks.llc + 2.0 * one_load;
-        let paused = timed > targets.len() as f64 * one_target + PAUSE_MS * ticks_per_ms;
+        let timed = memory.now().since(timed_from).0 as f64;
+        let one_target = 2.0 * self.ticks.llc + self.ticks.memory / f64::from(OCTET / 2);
+        let paused = timed > targets.len() as f64 * one_target + PAUSE_MS * memory.ticks_per_ms();
         for (&ticks, tally) in chained.iter().zip(tallies) {
             tally.add(if stretched || paused { None } else { self.ticks.score(ticks) });
         }
