@@ -7,9 +7,13 @@
 //! Colors are names of one run: they say which pages belong together, not where they lie in the cache.
 
 pub mod agreement;
+pub mod canary;
 pub mod classify;
 pub mod permutation;
+pub mod rates;
 
 pub use agreement::Agreement;
+pub use canary::{ColorCanary, ColorRound};
 pub use classify::{Classification, ClassifyError, L2, Pool, classify};
 pub use permutation::{Permutations, permutations};
+pub use rates::{ColorRate, ColorWindow};
