@@ -3,9 +3,9 @@
 use quell_cachesim::truth::{Question, survival};
 use quell_cachesim::{Config, Sim, SimMemory};
 use quell_core::Bytes;
+use quell_llc::calibrate;
 use quell_llc::color::{ColorCanary, ColorRate, L2, Pool, classify};
 use quell_llc::layout::Layout;
-use quell_llc::calibrate;
 
 const MILAN: L2 = L2 { size: Bytes::kib(512), ways: 8 };
 /// Windows of one round, in ms: around the half-life of the preset.
@@ -22,8 +22,11 @@ fn polluted(color: usize, factor: f64) -> Config {
     config
 }
 
-/// The rounds of one machine, each with its beginning and end in ms, and for each color found the true one.
-fn rounds(config: &Config, seed: u64, count: usize) -> (Vec<(Vec<ColorRate>, [f64; 2])>, Vec<u32>) {
+/// A round: its rates, its beginning and its end in ms.
+type Round = (Vec<ColorRate>, [f64; 2]);
+
+/// The rounds of one machine, and for each color found the true one.
+fn rounds(config: &Config, seed: u64, count: usize) -> (Vec<Round>, Vec<u32>) {
     let mut sim = Sim::new(config.clone(), seed).unwrap();
     let first = Layout::pages(MILAN.size);
     let mut memory = sim.memory(first + 2048).unwrap();

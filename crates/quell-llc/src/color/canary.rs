@@ -1,12 +1,14 @@
 //! The color-stratified canary: lines of every color, primed and probed together.
 
+use std::collections::HashSet;
+
 use quell_core::{Estimate, Line, Memory, Ticks};
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::classify::Classification;
-use super::rates::{ColorRate, ColorWindow, GROUPS, Law, rates};
+use super::rates::{ColorRate, ColorWindow, GROUPS, Law, excess, rates};
 use crate::calibrate::{Calibration, Discriminator};
 use crate::canary::{Canary, Wait, WindowResult};
 use crate::curve::Observation;
@@ -44,6 +46,7 @@ pub struct ColorCanary {
     canary: Canary,
     limits: Discriminator,
     colors: u32,
+    pages: HashSet<u32>,
     lost_at_once: Vec<f64>,
 }
 
@@ -81,14 +84,29 @@ impl ColorCanary {
         }
         lines.shuffle(&mut rng);
         let (lines, strata): (Vec<Line>, Vec<usize>) = lines.into_iter().unzip();
+        let pages = lines.iter().map(|line| line.page()).collect();
         let canary = calibration.canary(layout.with_canary(lines)).stratified(&strata);
-        Ok(Self { canary, limits, colors: colors as u32, lost_at_once: Vec::new() })
+        Ok(Self { canary, limits, colors: colors as u32, pages, lost_at_once: Vec::new() })
     }
 
     /// Number of colors.
     #[must_use]
     pub fn colors(&self) -> u32 {
         self.colors
+    }
+
+    /// Whether one of its lines lies on this page of the arena.
+    #[must_use]
+    pub fn uses(&self, page: u32) -> bool {
+        self.pages.contains(&page)
+    }
+
+    /// A color's loss minus the mean of `others`, in percentage points, over some windows; `None` if they tell
+    /// nothing.
+    #[must_use]
+    pub fn excess_pct(&self, windows: &[ColorWindow], color: u32, others: &[u32]) -> Option<f64> {
+        let kept: Vec<&ColorWindow> = windows.iter().collect();
+        excess(&kept, color, others).map(|share| share * 100.0)
     }
 
     /// The lines, for a monitor.

@@ -13,7 +13,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 
-use crate::evset::l2::{OCTET, OctetTicks, PageTest, SearchError, batch};
+use crate::evset::l2::{OCTET, OctetTicks, PUSHERS, PageTest, SearchError, batch};
 use crate::evset::test::{Outcome, Rule};
 
 /// Size and associativity of the private L2.
@@ -180,6 +180,8 @@ const EVICTOR_WAYS: usize = 2;
 const CONFIRMED: f64 = 0.8;
 /// Searches that may fail in a row before no more are tried.
 const FAILURES_IN_A_ROW: u32 = 12;
+/// After a failure there is a pause, twice as long after each and at most so many ms.
+const LONGEST_PAUSE_MS: f64 = 100.0;
 /// Searches altogether, per expected color.
 const TRIES_PER_COLOR: u32 = 4;
 /// A color is taken for one already known if that one's evictors evict this share of its pages.
@@ -272,7 +274,8 @@ impl Sorter {
                     failures += 1;
                     self.last_failure = reason;
                     // Whatever disturbs this core's L2 may pass.
-                    let until = memory.now() + Ticks((f64::from(failures) * memory.ticks_per_ms()) as u64);
+                    let pause_ms = f64::from(1 << failures).min(LONGEST_PAUSE_MS);
+                    let until = memory.now() + Ticks((pause_ms * memory.ticks_per_ms()) as u64);
                     memory.sleep_until(until);
                 }
             }
@@ -336,6 +339,7 @@ impl Sorter {
             self.effort.merged += 1;
         } else {
             self.evictors.push(Evictors(sets));
+            self.test.push_with(&self.evictors[0].0[0][..PUSHERS.min(self.evictors[0].0[0].len())]);
         }
     }
 

@@ -9,11 +9,13 @@
 pub mod agreement;
 pub mod canary;
 pub mod classify;
+pub mod partition;
 pub mod permutation;
 pub mod rates;
 
 pub use agreement::Agreement;
 pub use canary::{ColorCanary, ColorRound};
 pub use classify::{Classification, ClassifyError, L2, Pool, classify};
+pub use partition::{Partition, partition};
 pub use permutation::{Permutations, permutations};
 pub use rates::{ColorRate, ColorWindow};

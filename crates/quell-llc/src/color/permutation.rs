@@ -8,7 +8,7 @@
 use quell_core::{Line, Memory};
 
 use super::classify::Classification;
-use crate::evset::l2::{OCTET, PageTest, octet, octets};
+use crate::evset::l2::{OCTET, PUSHERS, PageTest, octet, octets};
 use crate::evset::test::{Outcome, Rule, Tally};
 
 /// The permutations found.
@@ -51,8 +51,6 @@ pub fn permutations(memory: &mut impl Memory, sorted: &Classification, seed: u64
 
 /// Masks whose parities give the three bits of a permutation, and one that checks them.
 const MASKS: [u32; 4] = [1, 2, 4, 7];
-/// Pages of other colors that keep the evictors out of L1.
-const PUSHERS: usize = 8;
 /// How far the number of pages that just do not evict may lie from the associativity.
 const SLACK: usize = 3;
 

@@ -68,6 +68,13 @@ pub fn rates(windows: &[ColorWindow], colors: u32, law: Law) -> Vec<ColorRate> {
     (0..colors).map(|color| harvests[color as usize].rate(color, &harvests, law, between)).collect()
 }
 
+/// A color's share lost minus the mean of `others`, over the windows given; `None` without valid samples.
+pub(crate) fn excess(windows: &[&ColorWindow], color: u32, others: &[u32]) -> Option<f64> {
+    let all: Vec<usize> = (0..GROUPS).collect();
+    let lost = |color: u32| Harvest::new(windows, color).lost(&all);
+    Some(lost(color)? - mean(&others.iter().filter_map(|&other| lost(other)).collect::<Vec<_>>())?)
+}
+
 /// One color's outcomes: per window its exposure, per group and window the counts.
 struct Harvest {
     exposures: Vec<f64>,
@@ -102,15 +109,18 @@ impl Harvest {
         mean(&self.counts(groups).into_iter().filter_map(Counts::miss_share).collect::<Vec<_>>())
     }
 
+    /// The share that some groups of this color lost minus the mean of the others.
+    fn excess(&self, color: u32, all: &[Self], groups: &[usize]) -> Option<f64> {
+        let others = all.iter().enumerate().filter(|(other, _)| *other != color as usize);
+        let others: Vec<f64> = others.filter_map(|(_, other)| other.lost(groups)).collect();
+        Some(self.lost(groups)? - mean(&others)?)
+    }
+
     fn rate(&self, color: u32, all: &[Self], law: Law, between: f64) -> ColorRate {
         let windows = self.exposures.len();
         let percent = |estimate: Estimate| estimate.map(|share| share * 100.0);
         let lost = jackknife(GROUPS, windows, |groups| self.lost(groups));
-        let excess = jackknife(GROUPS, windows, |groups| {
-            let others = all.iter().enumerate().filter(|(other, _)| *other != color as usize);
-            let others: Vec<f64> = others.filter_map(|(_, other)| other.lost(groups)).collect();
-            Some(self.lost(groups)? - mean(&others)?)
-        });
+        let excess = jackknife(GROUPS, windows, |groups| self.excess(color, all, groups));
         let (rate, tier) = match self.log_scale(law, between) {
             Ok((value, half)) => {
                 let per_ms = |log: f64| survival(log, law.shape).rate_pct_per_ms(REFERENCE_WINDOW_MS);

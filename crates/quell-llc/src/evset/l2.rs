@@ -156,6 +156,7 @@ pub struct PageTest {
     /// Offset of the lines used, modulo 512 bytes, in lines.
     residue: u32,
     sequence: Vec<Line>,
+    pushers: Vec<u32>,
     rng: Xoshiro256PlusPlus,
 }
 
@@ -177,8 +178,15 @@ impl PageTest {
             ticks,
             residue: residue % STRIDE,
             sequence: Vec::new(),
+            pushers: Vec::new(),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
         }
+    }
+
+    /// Sets pages that push few evictors out of L1 where nothing else does. They must not be of the color that is
+    /// tested; without any, a search takes pages at random.
+    pub fn push_with(&mut self, pushers: &[u32]) {
+        self.pushers = pushers.to_vec();
     }
 
     /// The residue it uses.
@@ -288,7 +296,9 @@ impl PageTest {
     ) -> Vec<(Outcome, Tally)> {
         let mut results = vec![(Outcome::Unsure, Tally::default()); targets.len()];
         let mut open: Vec<usize> = (0..targets.len()).collect();
-        self.aim(evictors, &[]);
+        let mut pushers = if evictors.len() < FITS_L1 { self.pushers.clone() } else { Vec::new() };
+        pushers.retain(|page| !targets.contains(page));
+        self.aim(evictors, &pushers);
         while !open.is_empty() {
             open.shuffle(&mut self.rng);
             for batch in open.chunks(batch.max(1)) {
@@ -349,7 +359,7 @@ impl PageTest {
             upper = end.max(found);
             if found + 1 >= ways && self.prefix(memory, target, &pages, found) == Outcome::Evicts {
                 // Too early: perhaps a pusher belongs to the group. If so, it is a candidate.
-                if found < ways && pages.len() >= found + 2 * PUSHERS {
+                if found < ways && self.pushers.is_empty() && pages.len() >= found + 2 * PUSHERS {
                     pages[found..].rotate_right(PUSHERS);
                     if self.prefix(memory, target, &pages, found) != Outcome::Evicts {
                         upper = found + PUSHERS;
@@ -411,19 +421,23 @@ impl PageTest {
         hi
     }
 
-    /// Whether the first `length` of `pages` evict `target`. Few of them need pushers: the last of the rest,
-    /// which may belong to the group by chance.
+    /// Whether the first `length` of `pages` evict `target`. Few of them need pushers: those set, or the last of the
+    /// rest, which may belong to the group by chance.
     fn prefix(&mut self, memory: &mut impl Memory, target: u32, pages: &[u32], length: usize) -> Outcome {
         let (evictors, rest) = pages.split_at(length);
-        let pushers = if length < FITS_L1 { &rest[rest.len().saturating_sub(PUSHERS)..] } else { &[] };
-        self.evicts(memory, target, evictors, pushers, Rule::CAREFUL)
+        let pushers = match length {
+            FITS_L1.. => Vec::new(),
+            _ if self.pushers.is_empty() => rest[rest.len().saturating_sub(PUSHERS)..].to_vec(),
+            _ => self.pushers.clone(),
+        };
+        self.evicts(memory, target, evictors, &pushers, Rule::CAREFUL)
     }
 }
 
 /// With fewer evictors than this, all might stay in L1, and pushers are needed.
 const FITS_L1: usize = 16;
-/// Pages of pushers.
-const PUSHERS: usize = 8;
+/// Pages of pushers that suffice.
+pub const PUSHERS: usize = 8;
 /// How far beyond the associativity a search may go before it counts as failed.
 const SLACK: usize = 4;
 /// How often a search may widen its range again after a wrong answer.
