@@ -9,9 +9,11 @@
 pub mod agreement;
 pub mod canary;
 pub mod classify;
+pub mod frames;
 pub mod partition;
 pub mod permutation;
 pub mod rates;
+pub mod report;
 
 pub use agreement::Agreement;
 pub use canary::{ColorCanary, ColorRound};
