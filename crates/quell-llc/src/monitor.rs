@@ -39,6 +39,8 @@ impl Default for Settings {
 /// CPU time that windows and controls aim to use, in ms per second. Reading our own VM's load, fitting and
 /// ping-pong come on top, so that the whole stays well below 10 ms.
 const CPU_MS_PER_S: f64 = 4.5;
+/// The same with colors, whose canary has more lines.
+const COLORS_CPU_MS_PER_S: f64 = 5.5;
 /// What a window is taken to cost before any was measured, in ms of CPU time.
 const FIRST_COST_MS: f64 = 0.45;
 /// Windows per period, whatever they cost.
@@ -272,8 +274,8 @@ impl Monitor {
     fn window_count(&self) -> usize {
         let longest_ms = self.planner.window_ms(f64::INFINITY).min(self.planner.center_ms() * 2.0);
         let by_time = self.settings.period_ms / (longest_ms + 2.0 * SLOT_MARGIN_MS);
-        let budget_ms =
-            CPU_MS_PER_S * self.settings.period_ms / 1e3 - self.controls_cpu_ms.get().unwrap_or(0.0);
+        let per_s = if self.colors.is_some() { COLORS_CPU_MS_PER_S } else { CPU_MS_PER_S };
+        let budget_ms = per_s * self.settings.period_ms / 1e3 - self.controls_cpu_ms.get().unwrap_or(0.0);
         let by_cost = self.window_cpu_ms.get().map_or(f64::INFINITY, |cost| budget_ms / cost.max(1e-3));
         (by_time.min(by_cost) as usize).clamp(*WINDOWS.start(), *WINDOWS.end())
     }

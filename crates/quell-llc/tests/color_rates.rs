@@ -4,6 +4,7 @@ use quell_cachesim::truth::{Question, survival};
 use quell_cachesim::{Config, Sim, SimMemory};
 use quell_core::Bytes;
 use quell_llc::calibrate;
+use quell_llc::color::canary::MAX_LINES;
 use quell_llc::color::{ColorCanary, ColorRate, L2, Pool, classify};
 use quell_llc::layout::Layout;
 
@@ -33,7 +34,7 @@ fn rounds(config: &Config, seed: u64, count: usize) -> (Vec<Round>, Vec<u32>) {
     let layout = Layout::new(MILAN.size, seed);
     let calibration = calibrate(&mut memory, MILAN.size, &layout);
     let sorted = classify(&mut memory, MILAN, Pool { first, count: 2048 }, seed).unwrap();
-    let mut canary = ColorCanary::new(&sorted, &layout, &calibration, seed).unwrap();
+    let mut canary = ColorCanary::new(&sorted, &layout, &calibration, MAX_LINES, seed).unwrap();
     let true_color = |memory: &SimMemory, color| memory.color(sorted.pages_of(color).next().unwrap());
     let names = (0..canary.colors()).map(|color| true_color(&memory, color)).collect();
     let rounds = (0..count)

@@ -20,8 +20,10 @@ use quell_core::stats::survival::{DEFAULT_SHAPE, Window};
 
 /// Lines of each color, at most …
 pub const LINES_PER_COLOR: usize = 64;
-/// … and of all colors together: with more, priming and probing take longer than they tell.
+/// … and of all colors together, for single rounds …
 pub const MAX_LINES: usize = 1024;
+/// … and for continuous measurement: more windows tell more than more lines.
+pub const WATCH_LINES: usize = 512;
 /// Zero-wait controls before the first round, and how many of them are remembered.
 const CONTROLS: usize = 5;
 const RECENT_CONTROLS: usize = 21;
@@ -51,7 +53,8 @@ pub struct ColorCanary {
 }
 
 impl ColorCanary {
-    /// Draws lines for the colors of `sorted`, whose pool must lie outside of the pages of `layout`.
+    /// Draws up to `lines` lines, divided among the colors of `sorted`, whose pool must lie outside of the pages of
+    /// `layout`.
     ///
     /// # Errors
     /// Why there cannot be such a canary here.
@@ -59,6 +62,7 @@ impl ColorCanary {
         sorted: &Classification,
         layout: &Layout,
         calibration: &Calibration,
+        lines: usize,
         seed: u64,
     ) -> Result<Self, String> {
         let limits = calibration.discriminator.clone()?;
@@ -66,7 +70,7 @@ impl ColorCanary {
         if colors < 2 {
             return Err("all pages have the same color, so there is nothing to compare".into());
         }
-        let each = (MAX_LINES / colors / GROUPS * GROUPS).clamp(GROUPS, LINES_PER_COLOR);
+        let each = (lines / colors / GROUPS * GROUPS).clamp(GROUPS, LINES_PER_COLOR);
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut lines: Vec<(Line, usize)> = Vec::new();
         for color in 0..colors {

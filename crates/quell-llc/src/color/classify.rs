@@ -193,6 +193,8 @@ const POOL_WAYS: u32 = 2;
 /// Pages of an evictor set, in ways of the L2: enough to thrash L1, so that every pass reaches the L2, and to
 /// evict where the policy is not strictly least recently used.
 const EVICTOR_WAYS: usize = 2;
+/// Pages beyond the associativity that a set needs at least.
+const MARGIN: usize = 2;
 /// Of the pages that a minimal group evicts, this share must be confirmed by the pages themselves.
 const CONFIRMED: f64 = 0.8;
 /// Searches that may fail in a row before no more are tried.
@@ -313,15 +315,17 @@ impl Sorter {
         let others: Vec<u32> = self.open.iter().copied().filter(|page| !group.contains(page)).collect();
         let family = self.evicted(memory, &others, &group);
         let [first, second] = self.two_sets(&family, rng)?;
-        let others: Vec<u32> = self.open.iter().copied().filter(|page| !first.contains(page)).collect();
-        let members = self.evicted(memory, &others, &first);
-        let confirmed = second.iter().filter(|page| members.contains(page)).count();
+        // Few enough that they would not evict if half of them were of another color.
+        let few = &first[..first.len().min(self.l2.ways as usize + MARGIN)];
+        let confirmed = self.evicted(memory, &second, few).len();
         if (confirmed as f64) < CONFIRMED * second.len() as f64 {
             return Err(format!(
                 "of {} pages that one group evicts, {confirmed} evict one another",
                 second.len()
             ));
         }
+        let others: Vec<u32> = self.open.iter().copied().filter(|page| !first.contains(page)).collect();
+        let members = self.evicted(memory, &others, &first);
         // From now on only pages that were confirmed: the first set by the second, the second by the first.
         let second: Vec<u32> = second.into_iter().filter(|page| members.contains(page)).collect();
         let first = self.evicted(memory, &first, &second);
@@ -335,7 +339,7 @@ impl Sorter {
     /// Two evictor sets without a common page out of `family`.
     fn two_sets(&self, family: &[u32], rng: &mut Xoshiro256PlusPlus) -> Result<[Vec<u32>; 2], String> {
         let size = (EVICTOR_WAYS * self.l2.ways as usize).min(family.len() / 2);
-        if size < self.l2.ways as usize + 2 {
+        if size < self.l2.ways as usize + MARGIN {
             return Err(format!("a group evicts only {} pages", family.len()));
         }
         let mut drawn: Vec<u32> = family.sample(rng, 2 * size).copied().collect();

@@ -65,7 +65,8 @@ pub fn rates(windows: &[ColorWindow], colors: u32, law: Law) -> Vec<ColorRate> {
     let of_color = |color: u32| Harvest::new(&kept, color);
     let harvests: Vec<Harvest> = (0..colors).map(of_color).collect();
     let between = between_windows(&kept, law);
-    (0..colors).map(|color| harvests[color as usize].rate(color, &harvests, law, between)).collect()
+    let shares: Vec<Vec<Option<f64>>> = harvests.iter().map(Harvest::subsets).collect();
+    (0..colors).map(|color| harvests[color as usize].rate(color, &shares, law, between)).collect()
 }
 
 /// A color's share lost minus the mean of `others`, over the windows given; `None` without valid samples.
@@ -73,6 +74,20 @@ pub(crate) fn excess(windows: &[&ColorWindow], color: u32, others: &[u32]) -> Op
     let all: Vec<usize> = (0..GROUPS).collect();
     let lost = |color: u32| Harvest::new(windows, color).lost(&all);
     Some(lost(color)? - mean(&others.iter().filter_map(|&other| lost(other)).collect::<Vec<_>>())?)
+}
+
+/// The groups of a subset: all for 0, all but the first for 1, and so on.
+fn groups_of(subset: usize) -> Vec<usize> {
+    (0..GROUPS).filter(|group| group + 1 != subset).collect()
+}
+
+/// The number of a subset that lacks one group at most, from its ascending groups.
+fn subset_of(groups: &[usize]) -> usize {
+    if groups.len() == GROUPS {
+        0
+    } else {
+        (0..GROUPS).find(|group| !groups.contains(group)).unwrap_or(0) + 1
+    }
 }
 
 /// One color's outcomes: per window its exposure, per group and window the counts.
@@ -109,18 +124,23 @@ impl Harvest {
         mean(&self.counts(groups).into_iter().filter_map(Counts::miss_share).collect::<Vec<_>>())
     }
 
-    /// The share that some groups of this color lost minus the mean of the others.
-    fn excess(&self, color: u32, all: &[Self], groups: &[usize]) -> Option<f64> {
-        let others = all.iter().enumerate().filter(|(other, _)| *other != color as usize);
-        let others: Vec<f64> = others.filter_map(|(_, other)| other.lost(groups)).collect();
-        Some(self.lost(groups)? - mean(&others)?)
+    /// Shares lost by all groups, then with each group left out.
+    fn subsets(&self) -> Vec<Option<f64>> {
+        (0..=GROUPS).map(|subset| self.lost(&groups_of(subset))).collect()
     }
 
-    fn rate(&self, color: u32, all: &[Self], law: Law, between: f64) -> ColorRate {
+    fn rate(&self, color: u32, shares: &[Vec<Option<f64>>], law: Law, between: f64) -> ColorRate {
         let windows = self.exposures.len();
         let percent = |estimate: Estimate| estimate.map(|share| share * 100.0);
-        let lost = jackknife(GROUPS, windows, |groups| self.lost(groups)).map(|share| share.clamp(0.0, 1.0));
-        let excess = jackknife(GROUPS, windows, |groups| self.excess(color, all, groups));
+        let own = &shares[color as usize];
+        let lost =
+            jackknife(GROUPS, windows, |groups| own[subset_of(groups)]).map(|share| share.clamp(0.0, 1.0));
+        let excess = jackknife(GROUPS, windows, |groups| {
+            let subset = subset_of(groups);
+            let others = (0..).zip(shares).filter(|(other, _)| *other != color);
+            let others: Vec<f64> = others.filter_map(|(_, shares)| shares[subset]).collect();
+            Some(own[subset]? - mean(&others)?)
+        });
         let (rate, tier) = match self.log_scale(law, between) {
             Ok((value, half)) => {
                 let per_ms = |log: f64| survival(log, law.shape).rate_pct_per_ms(REFERENCE_WINDOW_MS);
@@ -174,10 +194,12 @@ fn solve(exposures: &[f64], counts: &[Counts], law: Law) -> Option<f64> {
     let valid = |c: &Counts| f64::from(c.hits + c.misses);
     let lost: f64 = counts.iter().map(|c| f64::from(c.misses)).sum();
     let total: f64 = counts.iter().map(valid).sum();
+    // With θ = λ^k, a line survives t with chance exp(−θ·t^k).
+    let powers: Vec<f64> = exposures.iter().map(|ms| ms.powf(law.shape)).collect();
     let expected = |log: f64| -> f64 {
-        let survival = survival(log, law.shape);
-        let share = |ms: f64| law.lost_at_once + (1.0 - law.lost_at_once) * (1.0 - survival.surviving(ms));
-        exposures.iter().zip(counts).map(|(&ms, c)| valid(c) * share(ms)).sum()
+        let theta = (log * law.shape).exp();
+        let share = |power: f64| 1.0 - (1.0 - law.lost_at_once) * (-theta * power).exp();
+        powers.iter().zip(counts).map(|(&power, c)| valid(c) * share(power)).sum()
     };
     if lost <= total * law.lost_at_once || lost >= total {
         return None;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::polluter::{Polluter, Stream};
 use super::score::Score;
 use super::{DUTIES, DetectError, SETTLE_MS, pause, ping, placement};
-use crate::color::canary::ColorCanary;
+use crate::color::canary::{ColorCanary, MAX_LINES};
 use crate::color::classify::Classification;
 use crate::scan::report::Machine;
 use crate::session::Session;
@@ -125,8 +125,8 @@ pub fn detect_color(
     let advertised = session.target.advertised;
     let (memory, layout) = session.parts();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(experiment.seed);
-    let mut canary =
-        ColorCanary::new(sorted, layout, &calibration, experiment.seed).map_err(DetectError::NoColors)?;
+    let mut canary = ColorCanary::new(sorted, layout, &calibration, MAX_LINES, experiment.seed)
+        .map_err(DetectError::NoColors)?;
     let polluted = rng.random_range(0..canary.colors());
     let control = (polluted + rng.random_range(1..canary.colors())) % canary.colors();
     let stream: Vec<u32> = sorted.pages_of(polluted).filter(|&page| !canary.uses(page)).collect();

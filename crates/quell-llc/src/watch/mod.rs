@@ -12,6 +12,7 @@ pub use self::feed::{Feed, FeedError};
 pub use self::record::Record;
 use serde::Serialize;
 
+use crate::color::canary::WATCH_LINES;
 use crate::color::{Classification, ColorCanary, L2};
 use crate::hw::Raised;
 use crate::monitor::{Monitor, Plan, Settings};
@@ -202,6 +203,6 @@ fn colored(session: &mut Session, settings: WatchSettings) -> Result<(Monitor, C
     let sorted = session.classify(settings.seed)?;
     let calibration = session.calibration.clone();
     let (_, layout) = session.parts();
-    let canary = ColorCanary::new(&sorted, layout, &calibration, settings.seed)?;
+    let canary = ColorCanary::new(&sorted, layout, &calibration, WATCH_LINES, settings.seed)?;
     Ok((Monitor::with_colors(settings.monitor, canary, limits, settings.seed), sorted))
 }
