@@ -129,7 +129,9 @@ fn watch_one(
                 colors.as_ref().and_then(|colors| outdated(&mut session, colors, settings.seed))
             {
                 let _ = events.send(Event::Note(format!("LLC {}: {note}", target.llc)));
-                (engine, monitor, colors) = choose(&mut session, settings, events)?;
+                // A monitor that runs for months shall not end because the sorting fails once.
+                let lenient = WatchSettings { engine: Engine::Auto, ..settings };
+                (engine, monitor, colors) = choose(&mut session, lenient, events)?;
             }
         }
         let period = session.period(&mut monitor, Plan::Adaptive, keep_on);
