@@ -62,7 +62,7 @@ pub struct Arm {
 pub enum Verdict {
     /// A stream of one color evicts that color alone.
     Partitioned,
-    /// It evicts other colors as well.
+    /// It evicts other colors as well, or its own no more than others.
     Shared,
     /// It cannot be told, for this reason.
     Unknown(String),
@@ -187,6 +187,9 @@ fn verdict(arms: &[Arm]) -> Verdict {
     };
     if none > EVICTS_PCT {
         Verdict::Unknown(format!("{none:.0} % of the canary is lost without any stream"))
+    } else if same < other + SPARES_PCT {
+        // Lines of one color spread over the whole LLC: the stream fills its share of every set and evicts nothing.
+        Verdict::Shared
     } else if same < none + EVICTS_PCT {
         Verdict::Unknown(format!("a stream of the canary's own color evicts {same:.0} % of it only"))
     } else if other > none + SPARES_PCT {
