@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod calibrate;
+pub(crate) mod colors;
 pub(crate) mod doctor;
 pub(crate) mod lab;
 pub(crate) mod migrate;
