@@ -1,6 +1,6 @@
 //! What is simulated, as plain data.
 
-use crate::sets::MAX_WAYS;
+use crate::sets::{MAX_ORDERED_WAYS, MAX_WAYS};
 
 /// How a level chooses the line that makes room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct L1 {
 pub struct Level {
     /// Number of sets (of one slice), a power of two.
     pub sets: u32,
-    /// Ways of a set, 1 to 16.
+    /// Ways of a set, 1 to 32; up to 16 with the policies that keep the order of use.
     pub ways: u32,
     /// Replacement policy.
     pub replacement: Replacement,
@@ -287,9 +287,13 @@ impl Level {
         ensure(
             (1..=MAX_WAYS).contains(&self.ways),
             "the number of ways",
-            "between 1 and 16",
+            "between 1 and 32",
             f64::from(self.ways),
         )?;
+        if matches!(self.replacement, Replacement::Lru | Replacement::LruInsertion { .. }) {
+            let few = self.ways <= MAX_ORDERED_WAYS;
+            ensure(few, "the number of ways in order of use", "at most 16", f64::from(self.ways))?;
+        }
         if let Replacement::LruInsertion { depth } = self.replacement {
             ensure(depth > 0, "the insertion depth", "positive", f64::from(depth))?;
         }
@@ -347,7 +351,7 @@ impl Config {
     /// Bytes of one LLC that our lines can occupy.
     #[must_use]
     pub fn usable_llc_bytes(&self) -> u64 {
-        let ways = self.llc.our_ways & ((1 << self.llc.slice.ways) - 1);
+        let ways = self.llc.our_ways & (((1u64 << self.llc.slice.ways) - 1) as u32);
         u64::from(self.llc_sets()) * u64::from(ways.count_ones()) * 64
     }
 
@@ -368,7 +372,7 @@ impl Config {
         let L1 { sets, ways } = self.l1;
         let one_page = sets.is_power_of_two() && sets <= 64;
         ensure(one_page, "the number of L1 sets", "a power of two up to 64", f64::from(sets))?;
-        ensure((1..=MAX_WAYS).contains(&ways), "the number of L1 ways", "between 1 and 16", f64::from(ways))?;
+        ensure((1..=MAX_ORDERED_WAYS).contains(&ways), "the number of L1 ways", "between 1 and 16", f64::from(ways))?;
         self.l2.check()?;
         self.llc.slice.check()?;
         let spread = self.llc.set_log_sd;
@@ -378,7 +382,7 @@ impl Config {
         for (what, ways) in
             [("our LLC way mask", self.llc.our_ways), ("their LLC way mask", self.llc.their_ways)]
         {
-            let inside = ways != 0 && ways < 1 << self.llc.slice.ways;
+            let inside = ways != 0 && u64::from(ways) < 1 << self.llc.slice.ways;
             ensure(inside, what, "a non-empty set of existing ways", f64::from(ways))?;
         }
         ensure(self.prefetch.next < 64, "the prefetch distance", "below 64", f64::from(self.prefetch.next))?;

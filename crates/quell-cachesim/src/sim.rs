@@ -54,7 +54,7 @@ impl Sim {
         let machine = Machine {
             geometry: Geometry::new(&config, seed),
             llcs: (0..config.neighbors.len()).map(|llc| SharedCache::new(&config, seed, llc)).collect(),
-            our_ways: Ways::new(config.llc.our_ways as u16),
+            our_ways: Ways::new(config.llc.our_ways),
             rng: Rng::new(seed, STREAM_ACCESS),
             config,
         };
