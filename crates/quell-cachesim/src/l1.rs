@@ -16,7 +16,10 @@ pub(crate) struct L1 {
 
 impl L1 {
     pub fn new(config: config::L1) -> Self {
-        Self { sets: vec![[NONE; MAX_ORDERED_WAYS as usize]; config.sets as usize], ways: (1 << config.ways) - 1 }
+        Self {
+            sets: vec![[NONE; MAX_ORDERED_WAYS as usize]; config.sets as usize],
+            ways: (1 << config.ways) - 1,
+        }
     }
 
     #[inline]

@@ -277,14 +277,7 @@ fn touch(policy: Replacement, repl: &mut u64, way: u32, levels: u32) {
 }
 
 #[inline]
-fn victim(
-    policy: Replacement,
-    repl: &mut u64,
-    allowed: Ways,
-    all: Ways,
-    levels: u32,
-    rng: &mut Rng,
-) -> u32 {
+fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, levels: u32, rng: &mut Rng) -> u32 {
     match policy {
         Replacement::Lru | Replacement::LruInsertion { .. } => {
             // Ways that do not exist never move to the front, so they stay behind the last real one.

@@ -1,6 +1,6 @@
 //! An LLC with the traffic of its neighbors and of our own polluter.
 
-use crate::config::{Config, Level, Polluter, Replacement, Traffic};
+use crate::config::{Config, Level, Polluter, Replacement, SnoopFilter, Traffic};
 use crate::rng::{Rng, normal_quantile};
 use crate::sets::{Sets, Ways};
 use crate::traffic::{OUTSIDE, OWN, Path};
@@ -80,6 +80,21 @@ impl SharedCache {
             }
         }
         cache
+    }
+
+    /// The snoop filter of the LLC number `llc`: an LLC of entries, under the same bursts and less pressure.
+    pub fn filter(config: &Config, filter: SnoopFilter, seed: u64, llc: usize) -> Self {
+        let mut config = config.clone();
+        let SnoopFilter { ways, replacement, pressure } = filter;
+        config.llc.slice = Level { ways, replacement, ..config.llc.slice };
+        config.llc.their_ways = ((1u64 << ways) - 1) as u32;
+        for neighbor in &mut config.neighbors {
+            neighbor.per_ms *= pressure;
+        }
+        if let Some(polluter) = &mut config.polluter {
+            polluter.per_ms *= pressure;
+        }
+        Self::new(&config, seed, llc)
     }
 
     fn fill_pool(&mut self, level: Level, rng: &mut Rng) {
