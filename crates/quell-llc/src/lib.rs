@@ -14,6 +14,7 @@ pub mod capacity;
 pub mod curve;
 pub mod detect;
 pub mod doctor;
+pub mod evset;
 pub mod hw;
 mod jumps;
 pub mod layout;
