@@ -1,0 +1,4 @@
+//! Minimal eviction sets of the last-level cache.
+
+pub mod search;
+pub mod test;
