@@ -11,6 +11,7 @@ pub mod attribution;
 pub mod calibrate;
 pub mod canary;
 pub mod capacity;
+pub mod color;
 pub mod curve;
 pub mod detect;
 pub mod doctor;

@@ -8,5 +8,5 @@ pub mod l2;
 pub mod llc;
 pub mod test;
 
-pub use l2::{Group, SearchError, Searcher};
+pub use l2::{OctetTicks, PageTest, SearchError};
 pub use test::{EvictionTest, Level, Outcome, Rule, Tally};

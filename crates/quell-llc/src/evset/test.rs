@@ -50,8 +50,9 @@ impl Level {
         }
         // Lines that the LLC lost read as memory and would shift its mean; cut them off.
         let slowest = quantile(llc, 0.75).unwrap_or(0.0);
-        let typical =
-            |ticks: Vec<f64>| mean(&ticks.iter().map(|t| t.min(slowest)).collect::<Vec<_>>()).unwrap_or(f64::NAN);
+        let typical = |ticks: Vec<f64>| {
+            mean(&ticks.iter().map(|t| t.min(slowest)).collect::<Vec<_>>()).unwrap_or(f64::NAN)
+        };
         let l2 = samples.iter().filter(|s| !s.migrated).map(|s| f64::from(s.ticks)).collect();
         let [held, lost] = [l2, llc.clone()].map(typical);
         if lost - held >= LEAST_STEPS * calibration.timer.step_ticks {
@@ -181,8 +182,6 @@ impl Tally {
 pub struct EvictionTest {
     level: Level,
     passes: u32,
-    /// Lowest time per loaded line that any trial took, in ticks: the yardstick for interruptions.
-    fastest: f64,
     sequence: Vec<Line>,
     samples: Vec<Sample>,
 }
@@ -191,9 +190,10 @@ pub struct EvictionTest {
 const LONG_TRAVERSAL: usize = 100;
 /// That moment, in ms.
 const DRAIN_MS: f64 = 0.001;
-/// A trial that takes this many times its shortest duration …
-const STRETCHED: f64 = 4.0;
-/// … and so much more, in ms, was interrupted: somebody else used the caches meanwhile.
+/// A trial whose overlapping loads take this share of the longest valid load each (it is several times the
+/// latency of memory) …
+const SLOWEST_LOAD: f64 = 0.05;
+/// … and so much more altogether, in ms, was interrupted: somebody else used the caches meanwhile.
 const PAUSE_MS: f64 = 0.02;
 
 impl EvictionTest {
@@ -201,7 +201,7 @@ impl EvictionTest {
     /// recently used need several passes (4 is enough for the L2 of AMD Milan).
     #[must_use]
     pub fn new(level: Level, passes: u32) -> Self {
-        Self { level, passes, fastest: f64::INFINITY, sequence: Vec::new(), samples: Vec::new() }
+        Self { level, passes, sequence: Vec::new(), samples: Vec::new() }
     }
 
     /// The level that is tested.
@@ -234,8 +234,8 @@ impl EvictionTest {
         }
         let elapsed = memory.now().since(start).0 as f64;
         let lines = (targets.len() + self.sequence.len()) as f64;
-        let stretched = elapsed > self.fastest * lines * STRETCHED + PAUSE_MS * ticks_per_ms;
-        self.fastest = self.fastest.min(elapsed / lines);
+        let slowest = f64::from(self.level.interrupted_above) * SLOWEST_LOAD;
+        let stretched = elapsed > lines * slowest + PAUSE_MS * ticks_per_ms;
         self.samples.clear();
         let order: Vec<Line> = targets.iter().rev().copied().collect();
         memory.time(&order, &mut self.samples);
@@ -257,6 +257,17 @@ impl EvictionTest {
         }
     }
 
+    /// Share of `trials` trials in which what [`Self::aim`] prepared pushed the target out: how strongly it
+    /// evicts. `None` if every trial was void.
+    pub fn share(&mut self, memory: &mut impl Memory, target: Line, trials: u32) -> Option<f64> {
+        let mut tally = [Tally::default()];
+        for _ in 0..trials {
+            memory.flush(&[target]);
+            self.trial(memory, &[target], &mut tally);
+        }
+        tally[0].share()
+    }
+
     /// [`Self::aim`] and [`Self::ask`] in one.
     pub fn evicts(
         &mut self,
@@ -274,8 +285,11 @@ impl EvictionTest {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use quell_cachesim::{Config, Sim};
+    use quell_core::Bytes;
 
     use super::*;
+    use crate::calibrate::calibrate;
 
     const LEVEL: Level = Level { held: 80.0, lost: 106.0, slowest: 130.0, interrupted_above: 1500 };
 
@@ -321,5 +335,39 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// At both levels, lines of the target's own set evict it and lines of other sets do not.
+    #[test]
+    fn lines_of_the_same_set_evict_and_others_do_not() {
+        let l2 = Bytes::kib(512);
+        let mut sim = Sim::new(Config { placement: None, ..Config::milan() }, 3).unwrap();
+        let first = Layout::pages(l2);
+        let mut memory = sim.memory(first + 16_000).unwrap();
+        let layout = Layout::new(l2, 3);
+        let calibration = calibrate(&mut memory, l2, &layout);
+        let level = Level::l2(&mut memory, &calibration, &layout).unwrap();
+        let target = Line::new(first, 20);
+        let lines: Vec<Line> = (first + 1..memory.pages()).map(|page| Line::new(page, 20)).collect();
+        let (same_l2, others): (Vec<Line>, Vec<Line>) =
+            lines.iter().partition(|&&line| memory.l2_set(line) == memory.l2_set(target));
+        let mut test = EvictionTest::new(level, 4);
+        let answer = |test: &mut EvictionTest, memory: &mut _, lines: &[Line]| {
+            test.evicts(memory, target, lines, &others[2000..2016], Rule::CAREFUL)
+        };
+        assert_eq!(answer(&mut test, &mut memory, &same_l2[..16]), Outcome::Evicts);
+        assert_eq!(answer(&mut test, &mut memory, &same_l2[..5]), Outcome::Spares);
+        assert_eq!(answer(&mut test, &mut memory, &others[..300]), Outcome::Spares);
+        // Lines of its LLC set push it out of the caches if they share its L2 set too: this LLC takes what
+        // leaves the L2.
+        let same_llc: Vec<Line> = (0..memory.pages())
+            .flat_map(|page| (0..64).map(move |slot| Line::new(page, slot)))
+            .filter(|&line| line != target && memory.llc_set(line) == memory.llc_set(target))
+            .take(64)
+            .collect();
+        let mut test = EvictionTest::new(Level::llc(calibration.discriminator.unwrap()), 4);
+        assert_eq!(test.evicts(&mut memory, target, &same_llc, &[], Rule::CAREFUL), Outcome::Evicts);
+        test.aim(&same_l2[..8], &[]);
+        assert_eq!(test.share(&mut memory, target, 5), Some(0.0));
     }
 }

@@ -1,0 +1,69 @@
+//! Page colors on simulated machines, whose true colors are known.
+
+use quell_cachesim::{Config, Sim};
+use quell_core::Bytes;
+use quell_llc::color::{Agreement, Classification, ClassifyError, L2, Pool, classify};
+
+const MILAN: L2 = L2 { size: Bytes::kib(512), ways: 8 };
+const SKYLAKE: L2 = L2 { size: Bytes::mib(1), ways: 16 };
+const POOL: Pool = Pool { first: 16, count: 2048 };
+
+/// Classifies a pool of a new machine and returns the true colors with it.
+fn sorted(
+    config: Config,
+    l2: L2,
+    pool: Pool,
+    seed: u64,
+) -> (Result<Classification, ClassifyError>, Vec<Option<u32>>) {
+    let mut sim = Sim::new(config, seed).unwrap();
+    let mut memory = sim.memory(pool.first + pool.count).unwrap();
+    let found = classify(&mut memory, l2, pool, seed);
+    let truth = (pool.first..pool.first + pool.count).map(|page| Some(memory.color(page))).collect();
+    (found, truth)
+}
+
+fn all_right(config: Config, l2: L2, pool: Pool, seed: u64) -> Classification {
+    let colors = config.colors() as usize;
+    let (found, truth) = sorted(config, l2, pool, seed);
+    let found = found.unwrap();
+    assert_eq!(found.colors(), colors, "seed {seed}");
+    let agreement = Agreement::of(&found.labels, colors, &truth, colors);
+    assert_eq!(agreement.agreeing, agreement.compared, "seed {seed}: {:?}", agreement.table);
+    assert!(found.unknown() * 100 < pool.count as usize, "{} unknown", found.unknown());
+    found
+}
+
+#[test]
+fn no_page_gets_a_wrong_color() {
+    all_right(Config::milan(), MILAN, POOL, 1);
+    all_right(Config::milan(), MILAN, POOL, 2);
+    all_right(Config::skylake_sp(), SKYLAKE, POOL, 3);
+}
+
+/// With everything that disturbs at once: a busy tenant on the same core, neighbors at four times the usual rate.
+#[test]
+fn noise_makes_pages_unknown_at_worst() {
+    let mut config = Config::milan().scale_neighbors(4.0);
+    config.sibling.as_mut().unwrap().per_ms *= 4.0;
+    let (found, truth) = sorted(config, MILAN, POOL, 7);
+    let found = found.unwrap();
+    let agreement = Agreement::of(&found.labels, found.colors(), &truth, 16);
+    assert_eq!(agreement.agreeing, agreement.compared, "{:?}", agreement.table);
+    assert!(found.unknown() * 10 < POOL.count as usize, "{} unknown", found.unknown());
+}
+
+#[test]
+fn sixty_four_mebibytes_take_less_than_a_second_of_simulated_time() {
+    let found = all_right(Config::milan(), MILAN, Pool { count: 16_384, ..POOL }, 1);
+    assert!(found.effort.ms < 1000.0, "{} ms", found.effort.ms);
+}
+
+#[test]
+fn a_small_pool_and_an_l2_of_another_shape_are_refused_with_a_reason() {
+    let (found, _) = sorted(Config::milan(), MILAN, Pool { count: 300, ..POOL }, 1);
+    assert_eq!(found.unwrap_err(), ClassifyError::TooFewPages { given: 300, least: 384 });
+    // Told of an L2 with half the ways, no minimal group can be found.
+    let (found, _) = sorted(Config::skylake_sp(), L2 { size: Bytes::kib(512), ways: 8 }, POOL, 1);
+    let error = found.unwrap_err();
+    assert!(matches!(error, ClassifyError::NoGroup { .. } | ClassifyError::Levels(_)), "{error}");
+}
