@@ -148,7 +148,8 @@ impl Search {
             }
             // Nothing shorter evicts: perhaps because even this does not, after a wrong answer before.
             let last = std::mem::replace(&mut loaded, hi);
-            if hi == upper && test.prefix(memory, target, &candidates[..last.max(hi)], hi) != Outcome::Evicts {
+            if hi == upper && test.prefix(memory, target, &candidates[..last.max(hi)], hi) != Outcome::Evicts
+            {
                 backtracks += 1;
                 if backtracks > BACKTRACKS {
                     return Err(SearchFailure::Contradiction);

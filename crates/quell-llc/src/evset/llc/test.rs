@@ -44,14 +44,7 @@ impl LlcTest {
     #[must_use]
     pub fn new(level: Level) -> Self {
         let slowest_load = f64::from(level.interrupted_above()) * SLOWEST_LOAD;
-        Self {
-            level,
-            slowest_load,
-            samples: Vec::new(),
-            order: Vec::new(),
-            accesses: 0,
-            void: 0,
-        }
+        Self { level, slowest_load, samples: Vec::new(), order: Vec::new(), accesses: 0, void: 0 }
     }
 
     /// The same test with nothing counted yet, for another vCPU.
@@ -121,7 +114,13 @@ impl LlcTest {
 
     /// [`Self::step`] with the first `length` of `lines`. The others are flushed first: what an earlier step has left
     /// of them in the target's set would do the missing lines' work.
-    pub fn prefix(&mut self, memory: &mut impl Memory, target: Line, lines: &[Line], length: usize) -> Outcome {
+    pub fn prefix(
+        &mut self,
+        memory: &mut impl Memory,
+        target: Line,
+        lines: &[Line],
+        length: usize,
+    ) -> Outcome {
         let (prefix, rest) = lines.split_at(length);
         memory.flush(rest);
         self.step(memory, target, prefix)

@@ -1,0 +1,542 @@
+//! The whole construction: sets for every color and page offset, all vCPUs in parallel.
+//!
+//! 1. At one page offset, a few sets per color are searched among the color's pages, and for each the pages whose
+//!    line it evicts are listed: a *class*, pages that share an LLC set there.
+//! 2. At every other offset, the lines of a class are the first candidates. Where the slice is a linear hash of
+//!    the address, they share a set again and the first try succeeds; elsewhere many of them do. Each set is
+//!    verified at its own offset.
+//! 3. What is missing is tried again, from all pages of the color.
+
+use std::collections::BTreeMap;
+
+use quell_core::memory::LINES_PER_PAGE;
+use quell_core::{Crew, Line, Memory, Ticks};
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::search::{Method, Search, SearchFailure, Ways, prune};
+use super::test::LlcTest;
+use super::verify::{Unverified, verify};
+use crate::evset::test::{Outcome, Rule, Tally};
+
+/// A minimal eviction set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictionSet {
+    /// Color of its pages.
+    pub color: u32,
+    /// Page offset, in lines.
+    pub slot: u32,
+    /// A line that it evicts, and no part of it.
+    pub target: Line,
+    /// As many lines as the LLC has ways, all in the target's set.
+    pub lines: Vec<Line>,
+}
+
+/// What to build.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BuildSettings {
+    /// Sets per color and page offset.
+    pub per_color: usize,
+    /// Page offsets, in lines.
+    pub slots: Vec<u32>,
+    /// Ways that the LLC is said to have.
+    pub advertised_ways: usize,
+    /// How candidates are reduced.
+    pub method: Method,
+    /// Whether what was learnt at one page offset is used at the others.
+    pub carry: bool,
+    /// Time for one search, in ms.
+    pub search_ms: f64,
+    /// Time for everything, in ms; what is missing then stays missing.
+    pub total_ms: f64,
+    /// Draws targets and orders.
+    pub seed: u64,
+}
+
+impl BuildSettings {
+    /// Four sets for every color and page offset.
+    #[must_use]
+    pub fn new(advertised_ways: usize, seed: u64) -> Self {
+        Self {
+            per_color: 4,
+            slots: (0..LINES_PER_PAGE).collect(),
+            advertised_ways,
+            method: Method::BinarySearch,
+            carry: true,
+            search_ms: 1000.0,
+            total_ms: 60_000.0,
+            seed,
+        }
+    }
+
+    /// Sets wanted for `colors` colors.
+    #[must_use]
+    pub fn wanted(&self, colors: usize) -> usize {
+        colors * self.slots.len() * self.per_color
+    }
+}
+
+/// Why a set is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Failure {
+    /// No set was found.
+    #[error(transparent)]
+    Search(#[from] SearchFailure),
+    /// A set was found and did not pass.
+    #[error(transparent)]
+    Unverified(#[from] Unverified),
+    /// Its size is not that of the others.
+    #[error("the set has another size than the others")]
+    Size,
+    /// There is no page left to be its target.
+    #[error("every page of the color is evicted by the sets already found")]
+    NoTarget,
+}
+
+/// How often each failure occurred.
+pub type Failures = BTreeMap<Failure, u32>;
+
+/// What was built.
+#[derive(Clone, Debug, Default)]
+pub struct Built {
+    /// The verified sets.
+    pub sets: Vec<EvictionSet>,
+    /// Sets that were wanted.
+    pub wanted: usize,
+    /// Lines of a set; `None` if none was found, or their sizes disagree.
+    pub ways: Option<usize>,
+    /// How many sets of which size were found at the first page offset, where the size was not known yet.
+    pub sizes: BTreeMap<usize, u32>,
+    /// LLC sets among which the lines of one color at one page offset seem to be distributed: the color's pages
+    /// divided by the mean size of a class.
+    pub sets_per_color: Option<f64>,
+    /// Failed tries, those made good later included.
+    pub failures: Failures,
+    /// Lines loaded.
+    pub accesses: u64,
+    /// Trials thrown away: interrupted or migrated.
+    pub void: u64,
+    /// Duration, in ms.
+    pub ms: f64,
+}
+
+impl Built {
+    /// Valid sets over wanted ones, in percent.
+    #[must_use]
+    pub fn coverage_pct(&self) -> f64 {
+        if self.wanted == 0 { 0.0 } else { self.sets.len() as f64 / self.wanted as f64 * 100.0 }
+    }
+}
+
+/// Classes of one color: pages that share an LLC set at one page offset.
+type Classes = Vec<Vec<u32>>;
+
+/// What a job brings.
+#[derive(Default)]
+struct Harvest {
+    sets: Vec<EvictionSet>,
+    classes: Classes,
+    failures: Failures,
+    sizes: Vec<usize>,
+    accesses: u64,
+    void: u64,
+}
+
+/// A part of the work: one color at some page offsets, with the sets that exist there already.
+struct Job {
+    color: u32,
+    slots: Vec<u32>,
+    classes: Classes,
+    have: Vec<EvictionSet>,
+}
+
+/// More classes than sets wanted: at another offset two of them may coincide, or one fall apart.
+const SPARE_CLASSES: usize = 2;
+/// Page offsets of one job.
+const SLOTS_PER_JOB: usize = 8;
+/// Rounds in which missing sets are tried again.
+const ROUNDS: usize = 2;
+/// This share of the sets found first must have one size.
+const ONE_SIZE: f64 = 0.6;
+/// Color pages needed per way of a set, over the number of LLC sets they fall into.
+pub const POOL_FACTOR: f64 = 3.0;
+
+/// Builds sets from `pages`, listed by color. `progress` is told the number of sets so far and returns whether
+/// to go on.
+pub fn build(
+    crew: &mut impl Crew,
+    test: &LlcTest,
+    pages: &[Vec<u32>],
+    settings: &BuildSettings,
+    progress: &(dyn Fn(usize) -> bool + Sync),
+) -> Built {
+    let wanted = settings.wanted(pages.len());
+    let mut built = Built { wanted, ..Built::default() };
+    let Some((&first, others)) = settings.slots.split_first() else { return built };
+    let now = |crew: &mut _| {
+        first_result(Crew::run(crew, vec![()], &|memory, ()| (memory.now(), memory.ticks_per_ms())))
+    };
+    let Some((start, per_ms)) = now(crew) else { return built };
+    let builder = Builder {
+        pages,
+        settings,
+        test,
+        ways: Ways::Advertised(settings.advertised_ways),
+        deadline: start + Ticks((settings.total_ms * per_ms) as u64),
+    };
+
+    let harvests =
+        crew.run((0..pages.len() as u32).collect(), &|memory, color| builder.first(memory, color, first));
+    let classes: Vec<Classes> = harvests.iter().map(|harvest| harvest.classes.clone()).collect();
+    built.sets_per_color = sets_per_color(pages, &classes);
+    for harvest in harvests {
+        built.take(harvest);
+    }
+    built.ways = common_size(&built.sizes);
+    let ms = |crew: &mut _| now(crew).map_or(0.0, |(end, _)| end.since(start).0 as f64 / per_ms);
+    let Some(ways) = built.ways else {
+        built.sets.clear();
+        built.ms = ms(crew);
+        return built;
+    };
+    let before = built.sets.len();
+    built.sets.retain(|set| set.lines.len() == ways);
+    built.fail(Failure::Size, before - built.sets.len());
+
+    let builder = Builder { ways: Ways::Found(ways), ..builder };
+    for round in 0..=ROUNDS {
+        let slots = if round == 0 { others } else { &settings.slots[..] };
+        let jobs = builder.jobs(slots, &classes, &built.sets, round);
+        if jobs.is_empty() || !progress(built.sets.len()) {
+            break;
+        }
+        // In portions, so that progress shows and can be stopped.
+        let portion = 4 * crew.members();
+        let mut jobs = jobs.into_iter().peekable();
+        while jobs.peek().is_some() && progress(built.sets.len()) {
+            let some = jobs.by_ref().take(portion).collect();
+            for harvest in crew.run(some, &|memory, job| builder.job(memory, job, round)) {
+                built.take(harvest);
+            }
+        }
+    }
+    built.ms = ms(crew);
+    built
+}
+
+fn first_result<T>(results: Vec<T>) -> Option<T> {
+    results.into_iter().next()
+}
+
+/// The size that most sets have, if it is the rule.
+fn common_size(sizes: &BTreeMap<usize, u32>) -> Option<usize> {
+    let all: u32 = sizes.values().sum();
+    let (&size, &count) = sizes.iter().max_by_key(|(_, count)| **count)?;
+    (f64::from(count) >= ONE_SIZE * f64::from(all)).then_some(size)
+}
+
+fn sets_per_color(pages: &[Vec<u32>], classes: &[Classes]) -> Option<f64> {
+    let members: usize = classes.iter().flatten().map(Vec::len).sum();
+    let count: usize = classes.iter().map(Vec::len).sum();
+    let total: usize = pages.iter().map(Vec::len).sum();
+    (members > 0).then(|| total as f64 / pages.len() as f64 / (members as f64 / count as f64))
+}
+
+impl Built {
+    fn take(&mut self, harvest: Harvest) {
+        self.sets.extend(harvest.sets);
+        for (failure, count) in harvest.failures {
+            *self.failures.entry(failure).or_default() += count;
+        }
+        for size in harvest.sizes {
+            *self.sizes.entry(size).or_default() += 1;
+        }
+        self.accesses += harvest.accesses;
+        self.void += harvest.void;
+    }
+
+    fn fail(&mut self, failure: Failure, count: usize) {
+        if count > 0 {
+            *self.failures.entry(failure).or_default() += count as u32;
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Builder<'a> {
+    pages: &'a [Vec<u32>],
+    settings: &'a BuildSettings,
+    test: &'a LlcTest,
+    ways: Ways,
+    deadline: Ticks,
+}
+
+impl Builder<'_> {
+    fn rng(&self, color: u32, slot: u32, round: usize) -> Xoshiro256PlusPlus {
+        let stream = u64::from(color) << 32 | u64::from(slot) << 8 | round as u64;
+        Xoshiro256PlusPlus::seed_from_u64(self.settings.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// Jobs for whatever is missing at `slots`.
+    fn jobs(&self, slots: &[u32], classes: &[Classes], sets: &[EvictionSet], round: usize) -> Vec<Job> {
+        let per_job = if round == 0 { SLOTS_PER_JOB } else { 1 };
+        let mut jobs = Vec::new();
+        for color in 0..self.pages.len() as u32 {
+            for slots in slots.chunks(per_job) {
+                let have: Vec<EvictionSet> = sets
+                    .iter()
+                    .filter(|set| set.color == color && slots.contains(&set.slot))
+                    .cloned()
+                    .collect();
+                if have.len() < slots.len() * self.settings.per_color {
+                    let classes = classes[color as usize].clone();
+                    jobs.push(Job { color, slots: slots.to_vec(), classes, have });
+                }
+            }
+        }
+        jobs
+    }
+
+    /// Sets and classes of one color at the first page offset.
+    fn first(&self, memory: &mut impl Memory, color: u32, slot: u32) -> Harvest {
+        let mut worker = Worker::new(self, color, self.rng(color, slot, 0));
+        let mut open = self.pages[color as usize].clone();
+        open.shuffle(&mut worker.rng);
+        let (wanted, spare) = (self.settings.per_color, if self.settings.carry { SPARE_CLASSES } else { 0 });
+        let mut tries = 0;
+        while worker.harvest.sets.len() < wanted + spare
+            && tries < 2 * (wanted + spare)
+            && memory.now() < self.deadline
+        {
+            tries += 1;
+            let Some(&page) = open.first() else { break };
+            open.rotate_left(1);
+            let target = Line::new(page, slot);
+            let candidates = open[..open.len() - 1].iter().map(|&page| Line::new(page, slot)).collect();
+            let Some(set) = worker.set(memory, target, candidates, 4 * self.ways.number()) else { continue };
+            if worker.duplicate(memory, &set) {
+                continue;
+            }
+            let class = if self.settings.carry { worker.class(memory, &set, &open) } else { Vec::new() };
+            let used = |page: &u32| class.contains(page) || set.lines.iter().any(|line| line.page() == *page);
+            open.retain(|page| !used(page));
+            worker.harvest.classes.push(class);
+            worker.harvest.sizes.push(set.lines.len());
+            worker.harvest.sets.push(set);
+        }
+        // Spares were built for their classes.
+        worker.harvest.sets.truncate(wanted);
+        worker.finish()
+    }
+
+    /// Missing sets of one color at some page offsets.
+    fn job(&self, memory: &mut impl Memory, job: Job, round: usize) -> Harvest {
+        let mut worker = Worker::new(self, job.color, self.rng(job.color, job.slots[0], round + 1));
+        let mut classes = job.classes;
+        for &slot in &job.slots {
+            worker.at_slot = job.have.iter().filter(|set| set.slot == slot).cloned().collect();
+            classes.shuffle(&mut worker.rng);
+            if self.settings.carry && round == 0 {
+                for class in &mut classes {
+                    if worker.at_slot.len() >= self.settings.per_color || memory.now() >= self.deadline {
+                        break;
+                    }
+                    worker.carried(memory, class, slot);
+                }
+            }
+            worker.fresh(memory, slot);
+            let had = job.have.iter().filter(|set| set.slot == slot).count();
+            worker.harvest.sets.extend(worker.at_slot.drain(had..));
+        }
+        worker.finish()
+    }
+}
+
+/// One vCPU at work on one color.
+struct Worker<'a> {
+    builder: &'a Builder<'a>,
+    color: u32,
+    test: LlcTest,
+    rng: Xoshiro256PlusPlus,
+    harvest: Harvest,
+    /// Sets at the page offset that is being worked on.
+    at_slot: Vec<EvictionSet>,
+}
+
+/// Targets of a class that are tried at another page offset before the class counts as fallen apart.
+const TARGETS_PER_CLASS: usize = 6;
+/// Tries for each set that is missing, from all pages of the color.
+const FRESH_TRIES: usize = 3;
+/// Lines that are sorted together by whether a set evicts them.
+const BATCH: usize = 8;
+
+impl<'a> Worker<'a> {
+    fn new(builder: &'a Builder<'a>, color: u32, rng: Xoshiro256PlusPlus) -> Self {
+        let test = builder.test.fresh();
+        Self { builder, color, test, rng, harvest: Harvest::default(), at_slot: Vec::new() }
+    }
+
+    fn finish(mut self) -> Harvest {
+        self.harvest.accesses = self.test.accesses;
+        self.harvest.void = self.test.void;
+        self.harvest
+    }
+
+    fn fail(&mut self, failure: impl Into<Failure>) {
+        *self.harvest.failures.entry(failure.into()).or_default() += 1;
+    }
+
+    /// Searches a set of `target` and verifies it.
+    fn set(
+        &mut self,
+        memory: &mut impl Memory,
+        target: Line,
+        mut candidates: Vec<Line>,
+        first: usize,
+    ) -> Option<EvictionSet> {
+        let settings = self.builder.settings;
+        let limit = memory.now() + Ticks((settings.search_ms * memory.ticks_per_ms()) as u64);
+        let deadline = limit.min(self.builder.deadline);
+        let ways = self.builder.ways;
+        let search = Search { method: settings.method, ways, first, deadline };
+        let size = match search.run(memory, &mut self.test, target, &mut candidates) {
+            Ok(size) => size,
+            Err(failure) => {
+                self.fail(failure);
+                return None;
+            }
+        };
+        memory.flush(&candidates[size..]);
+        self.confirm(memory, target, candidates, size)
+    }
+
+    /// Makes a set of the first `size` candidates if they pass.
+    fn confirm(
+        &mut self,
+        memory: &mut impl Memory,
+        target: Line,
+        mut lines: Vec<Line>,
+        size: usize,
+    ) -> Option<EvictionSet> {
+        let mut size = size;
+        if let Ways::Found(ways) = self.builder.ways
+            && size > ways
+        {
+            size = prune(memory, &mut self.test, target, &mut lines, size);
+        }
+        lines.truncate(size);
+        if let Ways::Found(ways) = self.builder.ways
+            && size != ways
+        {
+            self.fail(Failure::Size);
+            return None;
+        }
+        let foreign = self.at_slot.choose(&mut self.rng).map(|set| set.target);
+        let set = EvictionSet { color: self.color, slot: target.slot(), target, lines };
+        match verify(memory, &mut self.test, &set, foreign, self.rng.random()) {
+            Ok(()) => Some(set),
+            Err(unverified) => {
+                self.fail(unverified);
+                None
+            }
+        }
+    }
+
+    /// Whether a set evicts what one of the sets already harvested evicts.
+    fn duplicate(&mut self, memory: &mut impl Memory, set: &EvictionSet) -> bool {
+        let others = self.harvest.sets.iter().map(|other| other.target).collect::<Vec<_>>();
+        others
+            .into_iter()
+            .any(|target| self.test.evicts(memory, target, &set.lines, Rule::QUICK) != Outcome::Spares)
+    }
+
+    /// The pages whose line at the set's page offset is evicted by it, its own pages included.
+    fn class(&mut self, memory: &mut impl Memory, set: &EvictionSet, pages: &[u32]) -> Vec<u32> {
+        let mut class: Vec<u32> = set.lines.iter().chain([&set.target]).map(|line| line.page()).collect();
+        let others: Vec<Line> = pages
+            .iter()
+            .filter(|page| !class.contains(page))
+            .map(|&page| Line::new(page, set.slot))
+            .collect();
+        let size = BATCH.min(set.lines.len().saturating_sub(1)).max(1);
+        for batch in others.chunks(size) {
+            let mut tallies = vec![Tally::default(); batch.len()];
+            self.test.trial(memory, batch, &set.lines, &mut tallies);
+            for (&line, tally) in batch.iter().zip(tallies) {
+                if tally.sum > 0.5
+                    && self.test.evicts(memory, line, &set.lines, Rule::QUICK) == Outcome::Evicts
+                {
+                    class.push(line.page());
+                }
+            }
+        }
+        class
+    }
+
+    /// A set from the lines of a class at another page offset. Pages that prove to belong together move to the
+    /// front of the class.
+    fn carried(&mut self, memory: &mut impl Memory, class: &mut Vec<u32>, slot: u32) {
+        let ways = self.builder.ways.number();
+        for attempt in 0..TARGETS_PER_CLASS.min(class.len().saturating_sub(ways)) {
+            // First the page that stood at the front so far, then others.
+            let place = if attempt == 0 { ways } else { self.rng.random_range(0..class.len()) };
+            let target = Line::new(class[place], slot);
+            if self.taken(memory, target) {
+                continue;
+            }
+            let mut candidates: Vec<Line> =
+                class.iter().map(|&page| Line::new(page, slot)).filter(|&line| line != target).collect();
+            let settings = self.builder.settings;
+            let deadline = self.builder.deadline;
+            let search = Search { method: settings.method, ways: self.builder.ways, first: ways, deadline };
+            let Ok(size) = search.run(memory, &mut self.test, target, &mut candidates) else { continue };
+            memory.flush(&candidates[size..]);
+            if let Some(set) = self.confirm(memory, target, candidates.clone(), size) {
+                class.retain(|page| {
+                    *page != target.page() && !set.lines.iter().any(|line| line.page() == *page)
+                });
+                let mut front: Vec<u32> = set.lines.iter().map(|line| line.page()).collect();
+                front.push(target.page());
+                class.splice(0..0, front);
+                self.at_slot.push(set);
+                return;
+            }
+        }
+    }
+
+    /// Whether a set that exists at this page offset evicts `target`.
+    fn taken(&mut self, memory: &mut impl Memory, target: Line) -> bool {
+        let Self { at_slot, test, .. } = self;
+        at_slot.iter().any(|set| test.step(memory, target, &set.lines) != Outcome::Spares)
+    }
+
+    /// Sets from all pages of the color, until there are enough.
+    fn fresh(&mut self, memory: &mut impl Memory, slot: u32) {
+        let mut pages = self.builder.pages[self.color as usize].clone();
+        let missing = self.builder.settings.per_color.saturating_sub(self.at_slot.len());
+        for _ in 0..FRESH_TRIES * missing {
+            if self.at_slot.len() >= self.builder.settings.per_color || memory.now() >= self.builder.deadline
+            {
+                return;
+            }
+            pages.shuffle(&mut self.rng);
+            let Some((&page, rest)) = pages.split_first() else { return };
+            let target = Line::new(page, slot);
+            if self.taken(memory, target) {
+                continue;
+            }
+            let used: Vec<u32> =
+                self.at_slot.iter().flat_map(|set| set.lines.iter().map(|line| line.page())).collect();
+            let candidates =
+                rest.iter().filter(|page| !used.contains(page)).map(|&page| Line::new(page, slot)).collect();
+            let first = 40 * self.builder.ways.number();
+            if let Some(set) = self.set(memory, target, candidates, first) {
+                self.at_slot.push(set);
+            }
+        }
+        if self.at_slot.len() < self.builder.settings.per_color {
+            self.fail(Failure::NoTarget);
+        }
+    }
+}
