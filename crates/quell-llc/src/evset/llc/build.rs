@@ -159,9 +159,6 @@ const SLOTS_PER_JOB: usize = 8;
 const ROUNDS: usize = 2;
 /// This share of the sets found first must have one size.
 const ONE_SIZE: f64 = 0.6;
-/// Color pages needed per way of a set, over the number of LLC sets they fall into.
-pub const POOL_FACTOR: f64 = 3.0;
-
 /// Builds sets from `pages`, listed by color. `progress` is told the number of sets so far and returns whether
 /// to go on.
 pub fn build(
