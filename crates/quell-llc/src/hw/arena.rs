@@ -21,6 +21,8 @@ pub(super) struct Arena {
 
 // SAFETY: the mapping is owned by the value alone and only ever read, so it may move between threads.
 unsafe impl Send for Arena {}
+// SAFETY: after creation nobody writes to the mapping, so any number of threads may read it.
+unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Maps `pages` small pages and touches each, so that every page has memory of its own.

@@ -25,7 +25,7 @@ pub const VCPUS: u32 = 10;
 const BASELINE_SLOTS: usize = 2;
 
 /// A simulated machine with its neighbors.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Name of the preset.
     pub name: &'static str,
@@ -166,8 +166,8 @@ fn one(case: &Case, slots: u32, seed: u64, stop: &AtomicBool) -> Result<Option<B
         slots: (0..slots.min(LINES_PER_PAGE)).map(|i| (i * 19 + 5) % LINES_PER_PAGE).collect(),
         ..BuildSettings::new(shape.llc_ways as usize, seed)
     };
-    let go_on = |_| !stop.load(Ordering::Relaxed);
-    let outcome = construct(&mut crew, shape, &settings, &go_on);
+    let go_on = || !stop.load(Ordering::Relaxed);
+    let outcome = construct(&mut crew, shape, &settings, &|_| go_on());
     let sim_seconds = crew.member(0).now_ms() / 1e3;
     let mut result = BuildResult {
         name: case.name,
@@ -202,7 +202,7 @@ fn one(case: &Case, slots: u32, seed: u64, stop: &AtomicBool) -> Result<Option<B
     result.fill(&found);
     result.check(&mut crew, &found.built, &config);
     if found.verdict().is_ok() {
-        result.compare(&baseline(&mut crew, &found, &settings, &|_| go_on(())));
+        result.compare(&baseline(&mut crew, &found, &settings, &|_| go_on()));
     }
     Ok(Some(result))
 }

@@ -222,6 +222,31 @@ pub fn build(
     built
 }
 
+/// Builds up to `most` sets' worth of what is missing in `built`, from all pages of each color.
+pub fn refill(
+    crew: &mut impl Crew,
+    test: &LlcTest,
+    pages: &[Vec<u32>],
+    settings: &BuildSettings,
+    built: &mut Built,
+    most: usize,
+) {
+    let Some(ways) = built.ways else { return };
+    let Some((start, per_ms)) =
+        first_result(crew.run(vec![()], &|memory, ()| (memory.now(), memory.ticks_per_ms())))
+    else {
+        return;
+    };
+    let deadline = start + Ticks((settings.search_ms * per_ms) as u64);
+    let builder = Builder { pages, settings, test, ways: Ways::Found(ways), deadline };
+    let classes = vec![Classes::new(); pages.len()];
+    let mut jobs = builder.jobs(&settings.slots, &classes, &built.sets, ROUNDS);
+    jobs.truncate(most);
+    for harvest in crew.run(jobs, &|memory, job| builder.job(memory, job, ROUNDS)) {
+        built.take(harvest);
+    }
+}
+
 fn first_result<T>(results: Vec<T>) -> Option<T> {
     results.into_iter().next()
 }

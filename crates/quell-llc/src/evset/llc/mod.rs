@@ -4,10 +4,12 @@ pub mod bench;
 pub mod build;
 pub mod construct;
 pub mod filter;
+pub mod monitor;
 pub mod search;
 pub mod test;
 pub mod verify;
 
 pub use build::{BuildSettings, Built, EvictionSet, Failure, build};
 pub use construct::{ConstructError, Construction, Shape, Stage, construct};
+pub use monitor::{EvsetError, EvsetMonitor, EvsetPeriod};
 pub use test::LlcTest;
