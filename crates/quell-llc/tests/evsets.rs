@@ -57,7 +57,13 @@ fn every_set_is_right_and_none_is_missing() {
         let (found, right) = built(&config, &settings(&config, 8));
         let built = &found.built;
         assert_eq!((found.pages.len(), built.wanted), (4, 4 * 4 * 8), "{name}");
-        assert_eq!((built.sets.len(), right), (built.wanted, built.wanted), "{name}: {:?}", built.failures);
+        assert_eq!(
+            (built.sets.len(), right),
+            (built.wanted, built.wanted),
+            "{name}: {:?} {:?}",
+            built.failures,
+            found.limits
+        );
         assert_eq!(built.ways, Some(config.llc.slice.ways as usize), "{name}");
         assert_eq!(found.way_limited(), Some(false), "{name}");
         // 512 sets of a slice are two for each color and page offset, in four slices.
