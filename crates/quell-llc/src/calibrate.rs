@@ -60,6 +60,13 @@ impl Discriminator {
 }
 
 impl Counts {
+    /// Adds other samples' outcomes.
+    pub fn add(&mut self, other: Self) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.invalid += other.invalid;
+    }
+
     /// Misses over all valid samples; `None` without any.
     #[must_use]
     pub fn miss_share(self) -> Option<f64> {

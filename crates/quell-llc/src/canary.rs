@@ -2,7 +2,7 @@
 
 use quell_core::{Line, Memory, Sample, Ticks};
 
-use crate::calibrate::Discriminator;
+use crate::calibrate::{Counts, Discriminator};
 use crate::layout::{Layout, Spill};
 
 /// Touch-and-spill rounds of one priming. A *hit* in the LLC protects a line there: on AMD Milan one round
@@ -30,6 +30,8 @@ pub struct WindowResult {
     pub share: Option<f64>,
     /// Share of the sentinels that were gone as well.
     pub sentinels_lost: f64,
+    /// Outcomes by stratum; empty for a canary without strata.
+    pub strata: Vec<Counts>,
     /// Samples thrown away because the load was interrupted or the CPU changed.
     pub invalid_samples: u32,
     /// Time was taken from the vCPU while it primed or probed.
@@ -48,6 +50,8 @@ pub struct Canary {
     layout: Layout,
     spill: Vec<Line>,
     samples: Vec<Sample>,
+    /// The stratum of each line, in probing order; empty without strata.
+    strata: Vec<usize>,
     typical_prime_ms: f64,
     typical_probe_ms: f64,
 }
@@ -61,9 +65,21 @@ impl Canary {
             layout,
             spill,
             samples: Vec::with_capacity(1024),
+            strata: Vec::new(),
             typical_prime_ms: f64::INFINITY,
             typical_probe_ms: f64::INFINITY,
         }
+    }
+
+    /// The same canary with its lines divided into strata that are counted apart: one number a line, in priming
+    /// order.
+    ///
+    /// # Panics
+    /// If there are not as many numbers as lines.
+    #[must_use]
+    pub fn stratified(self, strata: &[usize]) -> Self {
+        assert_eq!(strata.len(), self.layout.canary.len(), "one stratum a line");
+        Self { strata: strata.iter().rev().copied().collect(), ..self }
     }
 
     /// The lines by role.
@@ -107,6 +123,7 @@ impl Canary {
         let end = memory.now();
 
         let (sentinels, canary) = self.samples.split_at(self.layout.sentinels.len());
+        let strata = self.by_stratum(canary, limits);
         let (sentinels, canary) = (limits.count(sentinels), limits.count(canary));
         let prime_ms = ms(primed - before);
         let probe_ms = ms(end - probe_start);
@@ -120,12 +137,21 @@ impl Canary {
             exposure_ms: ms(probe_start - start) + ms(end - probe_start) / 2.0,
             share: canary.miss_share(),
             sentinels_lost: sentinels.miss_share().unwrap_or(0.0),
+            strata,
             invalid_samples: canary.invalid,
             gap: stretched || f64::from(longest) > GAP_MS * ticks_per_ms,
             preempted: memory.involuntary_switches() > switches,
             cpu_ms: memory.cpu_ms() - cpu,
             probe_ms,
         }
+    }
+
+    fn by_stratum(&self, samples: &[Sample], limits: Discriminator) -> Vec<Counts> {
+        let mut counts = vec![Counts::default(); self.strata.iter().max().map_or(0, |most| most + 1)];
+        for (&stratum, &sample) in self.strata.iter().zip(samples) {
+            counts[stratum].add(limits.count(&[sample]));
+        }
+        counts
     }
 
     /// The control that flushed lines read as misses: the share that falsely reads as hits, 0 to 1.

@@ -94,6 +94,19 @@ impl Layout {
         }
     }
 
+    /// What the offsets of all lines leave modulo 512 bytes, in lines.
+    #[must_use]
+    pub fn residue(&self) -> u32 {
+        self.residue
+    }
+
+    /// The same with other canary lines, in priming order. They must lie on offsets of the same residue, outside
+    /// of the layout's own pages.
+    #[must_use]
+    pub fn with_canary(&self, lines: Vec<Line>) -> Self {
+        Self { probe_order: lines.iter().rev().copied().collect(), canary: lines, ..self.clone() }
+    }
+
     /// The lines of a spill in touching order (ascending addresses, which loses fewest lines), cut to the
     /// room the layout has.
     #[must_use]

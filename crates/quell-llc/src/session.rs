@@ -6,6 +6,7 @@ use quell_core::{Bytes, CpuId, LlcId, Memory, Ticks, tsc};
 use quell_topology::{NearFar, Pair, Pinned, PlacementSeries, PlacementSummary, tsc_ticks_per_ms};
 
 use crate::calibrate::{Calibration, calibrate};
+use crate::color::{Classification, ClassifyError, L2, Pool, classify};
 use crate::hw::{HwError, HwMemory};
 use crate::layout::Layout;
 use crate::monitor::{Monitor, Period, Plan, Settings};
@@ -21,9 +22,22 @@ pub struct Target {
     pub advertised: Bytes,
     /// Size of the private L2.
     pub l2: Bytes,
+    /// Its ways, where they are known.
+    pub l2_ways: Option<u32>,
 }
 
 impl Target {
+    /// The L2 as page colors need to know it.
+    ///
+    /// # Errors
+    /// What is not known.
+    pub fn l2_shape(&self) -> Result<L2, String> {
+        match self.l2_ways {
+            Some(ways) if ways > 0 => Ok(L2 { size: self.l2, ways }),
+            _ => Err("neither sysfs nor CPUID tells how many ways the L2 has".into()),
+        }
+    }
+
     /// The CPU that measures: the first.
     #[must_use]
     pub fn probe_cpu(&self) -> CpuId {
@@ -85,12 +99,20 @@ impl Session {
     /// # Errors
     /// [`SessionError`].
     pub fn open(target: Target, seed: u64) -> Result<Self, SessionError> {
+        Self::with_pool(target, 0, seed)
+    }
+
+    /// The same with `pool` more pages, for colors.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn with_pool(target: Target, pool: u32, seed: u64) -> Result<Self, SessionError> {
         let cpu = target.probe_cpu();
         let placed = |source| SessionError::Topology { cpu, source };
         let pin = Pinned::to(cpu).map_err(placed)?;
         let ticks_per_ms = tsc_ticks_per_ms().map_err(placed)?;
         let layout = Layout::new(target.l2, seed);
-        let mut memory = HwMemory::new(Layout::pages(target.l2), ticks_per_ms)?;
+        let mut memory = HwMemory::new(Layout::pages(target.l2) + pool, ticks_per_ms)?;
         let mut calibration = calibrate(&mut memory, target.l2, &layout);
         for _ in 1..CALIBRATIONS {
             if calibration.discriminator.is_ok() {
@@ -106,6 +128,31 @@ impl Session {
     /// The memory and the layout of lines in it.
     pub fn parts(&mut self) -> (&mut HwMemory, &Layout) {
         (&mut self.memory, &self.layout)
+    }
+
+    /// The pages beyond those of the layout.
+    #[must_use]
+    pub fn pool(&self) -> Pool {
+        let first = Layout::pages(self.target.l2);
+        Pool { first, count: self.memory.pages() - first }
+    }
+
+    /// Sorts the pool by color, again after a pause if a burst of somebody else prevented it.
+    ///
+    /// # Errors
+    /// Why there are no usable colors here.
+    pub fn classify(&mut self, seed: u64) -> Result<Classification, String> {
+        let l2 = self.target.l2_shape()?;
+        let pool = self.pool();
+        let mut outcome = classify(&mut self.memory, l2, pool, seed);
+        for again in 1..CALIBRATIONS {
+            if !matches!(outcome, Err(ClassifyError::NoGroup { .. } | ClassifyError::NoClasses { .. })) {
+                break;
+            }
+            std::thread::sleep(RETRY_AFTER);
+            outcome = classify(&mut self.memory, l2, pool, seed.wrapping_add(u64::from(again)));
+        }
+        outcome.map_err(|error| error.to_string())
     }
 
     /// A monitor for this LLC.

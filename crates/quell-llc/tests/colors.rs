@@ -1,8 +1,8 @@
 //! Page colors on simulated machines, whose true colors are known.
 
 use quell_cachesim::{Config, Sim};
-use quell_core::Bytes;
-use quell_llc::color::{Agreement, Classification, ClassifyError, L2, Pool, classify};
+use quell_core::{Bytes, Line};
+use quell_llc::color::{Agreement, Classification, ClassifyError, L2, Pool, classify, permutations};
 
 const MILAN: L2 = L2 { size: Bytes::kib(512), ways: 8 };
 const SKYLAKE: L2 = L2 { size: Bytes::mib(1), ways: 16 };
@@ -66,4 +66,30 @@ fn a_small_pool_and_an_l2_of_another_shape_are_refused_with_a_reason() {
     let (found, _) = sorted(Config::skylake_sp(), L2 { size: Bytes::kib(512), ways: 8 }, POOL, 1);
     let error = found.unwrap_err();
     assert!(matches!(error, ClassifyError::NoGroup { .. } | ClassifyError::Levels(_)), "{error}");
+}
+
+/// Milan permutes address bits 9 to 11 by page, Skylake-SP does not.
+#[test]
+fn permutations_tell_which_lines_share_a_set() {
+    for (config, l2, permuted) in [(Config::milan(), MILAN, true), (Config::skylake_sp(), SKYLAKE, false)] {
+        let mut sim = Sim::new(config, 5).unwrap();
+        let mut memory = sim.memory(POOL.first + POOL.count).unwrap();
+        let sorted = classify(&mut memory, l2, POOL, 5).unwrap();
+        let found = permutations(&mut memory, &sorted, 5);
+        assert_eq!(found.permuted(), permuted, "{:?}", found.counts);
+        let known = found.of_pages.iter().flatten().count();
+        assert!(known * 100 > 90 * POOL.count as usize, "{known} known: {:?}", found.counts);
+        let mut wrong = 0;
+        for color in 0..sorted.colors() as u32 {
+            let with = |page: u32| Some((page, found.of_pages[(page - POOL.first) as usize]?));
+            let pages: Vec<(u32, u8)> = sorted.pages_of(color).filter_map(with).collect();
+            for pair in pages.windows(2) {
+                let [(a, p), (b, q)] = [pair[0], pair[1]];
+                let place = u32::from(p ^ q);
+                let same = memory.l2_set(Line::new(a, 0)) == memory.l2_set(Line::new(b, place * 8));
+                wrong += usize::from(!same);
+            }
+        }
+        assert!(wrong * 100 < known, "{wrong} of {known} wrong");
+    }
 }

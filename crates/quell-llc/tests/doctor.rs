@@ -27,7 +27,7 @@ fn examine<M: Memory>(
         Readings::of(&periods, settings.tiers, Usable::Range { lo: 25 << 20, hi: 31 << 20 })
     });
     let cpus = vec![CpuId(0), CpuId(1)];
-    let target = Target { llc: LlcId(0), cpus: cpus.clone(), advertised: Bytes::mib(32), l2 };
+    let target = Target { llc: LlcId(0), cpus: cpus.clone(), advertised: Bytes::mib(32), l2, l2_ways: None };
     diagnose(&Facts {
         clock: TscFacts { invariant: Some(true), rdtscp: Some(true), ..TscFacts::default() },
         machine: Machine { online: 2, measured: cpus, cache_folders: true, ..Machine::default() },

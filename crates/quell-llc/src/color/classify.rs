@@ -13,7 +13,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 
-use crate::evset::l2::{OCTET, OctetTicks, PageTest, SearchError, batch};
+use crate::evset::l2::{OCTET, OctetTicks, PUSHERS, PageTest, SearchError, batch};
 use crate::evset::test::{Outcome, Rule};
 
 /// Size and associativity of the private L2.
@@ -118,6 +118,8 @@ pub struct Effort {
 /// A pool sorted by color.
 #[derive(Clone, Debug)]
 pub struct Classification {
+    /// The L2 that gave the colors.
+    pub l2: L2,
     /// What was sorted.
     pub pool: Pool,
     /// The color of each page of the pool, in order; `None` if unknown.
@@ -178,6 +180,8 @@ const EVICTOR_WAYS: usize = 2;
 const CONFIRMED: f64 = 0.8;
 /// Searches that may fail in a row before no more are tried.
 const FAILURES_IN_A_ROW: u32 = 12;
+/// After a failure there is a pause, twice as long after each and at most so many ms.
+const LONGEST_PAUSE_MS: f64 = 100.0;
 /// Searches altogether, per expected color.
 const TRIES_PER_COLOR: u32 = 4;
 /// A color is taken for one already known if that one's evictors evict this share of its pages.
@@ -222,7 +226,7 @@ pub fn classify(
     let labels = sorter.label(memory, pool);
     let Sorter { evictors, mut effort, .. } = sorter;
     effort.ms = memory.now().since(start).0 as f64 / memory.ticks_per_ms();
-    let sorted = Classification { pool, labels, evictors, ticks, residue, effort };
+    let sorted = Classification { l2, pool, labels, evictors, ticks, residue, effort };
     let unknown = sorted.unknown();
     if unknown as f64 > MOST_UNKNOWN * f64::from(pool.count) {
         let (pages, unknown, colors) = (pool.count, unknown as u32, sorted.colors());
@@ -270,7 +274,8 @@ impl Sorter {
                     failures += 1;
                     self.last_failure = reason;
                     // Whatever disturbs this core's L2 may pass.
-                    let until = memory.now() + Ticks((f64::from(failures) * memory.ticks_per_ms()) as u64);
+                    let pause_ms = f64::from(1 << failures).min(LONGEST_PAUSE_MS);
+                    let until = memory.now() + Ticks((pause_ms * memory.ticks_per_ms()) as u64);
                     memory.sleep_until(until);
                 }
             }
@@ -334,6 +339,7 @@ impl Sorter {
             self.effort.merged += 1;
         } else {
             self.evictors.push(Evictors(sets));
+            self.test.push_with(&self.evictors[0].0[0][..PUSHERS.min(self.evictors[0].0[0].len())]);
         }
     }
 

@@ -7,7 +7,17 @@
 //! Colors are names of one run: they say which pages belong together, not where they lie in the cache.
 
 pub mod agreement;
+pub mod canary;
 pub mod classify;
+pub mod frames;
+pub mod partition;
+pub mod permutation;
+pub mod rates;
+pub mod report;
 
 pub use agreement::Agreement;
+pub use canary::{ColorCanary, ColorRound};
 pub use classify::{Classification, ClassifyError, L2, Pool, classify};
+pub use partition::{Partition, partition};
+pub use permutation::{Permutations, permutations};
+pub use rates::{ColorRate, ColorWindow};

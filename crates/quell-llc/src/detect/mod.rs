@@ -4,6 +4,7 @@
 //! Hosts move vCPUs between LLCs, and a polluter in another LLC cannot evict anything of ours. So the two
 //! vCPUs play ping-pong around every window, and near and far rounds are scored apart.
 
+mod color;
 mod polluter;
 mod report;
 mod score;
@@ -19,6 +20,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+pub use self::color::{ColorDetection, ColorExperiment, ColorSample, detect_color};
 pub use self::report::DetectionReport;
 pub use self::score::{Round, Score};
 use crate::attribution::pressure;
@@ -27,7 +29,7 @@ use crate::canary::Wait;
 use crate::hw::{HwError, HwMemory};
 use crate::layout::Layout;
 use crate::monitor::{Monitor, Plan, Settings};
-use polluter::Polluter;
+use polluter::{Polluter, Stream};
 
 /// Why the experiment could not run.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +49,9 @@ pub enum DetectError {
     /// The calibration found no usable hit/miss limit.
     #[error("cannot tell hits from misses on this machine: {0}")]
     NotCalibrated(String),
+    /// No colors to compare.
+    #[error("cannot measure by page color here: {0}")]
+    NoColors(String),
 }
 
 /// What to run.
@@ -105,7 +110,8 @@ pub fn detect(
 ) -> Result<Detection, DetectError> {
     let limits = calibration.discriminator.clone().map_err(DetectError::NotCalibrated)?;
     let ticks_per_ms = memory.ticks_per_ms();
-    let polluter = Polluter::start(experiment.polluter_cpu, experiment.working_set, ticks_per_ms)?;
+    let polluter =
+        Polluter::start(experiment.polluter_cpu, Stream::Sequential(experiment.working_set), ticks_per_ms)?;
     let (window_ms, shape) = warm_up(memory, calibration, layout, &polluter, experiment.seed);
     let mut canary = calibration.canary(layout.clone());
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(experiment.seed);

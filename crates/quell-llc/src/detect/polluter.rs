@@ -24,6 +24,40 @@ struct Controls {
     chunks: AtomicU64,
 }
 
+/// What a polluter streams through.
+#[derive(Debug)]
+pub(super) enum Stream {
+    /// Memory of its own, so much of it, as fast as it can.
+    Sequential(Bytes),
+    /// Some pages of memory that it shares.
+    Pages {
+        /// The memory.
+        memory: HwMemory,
+        /// The pages.
+        pages: Vec<u32>,
+        /// Most bytes to read per ms while it streams.
+        bytes_per_ms: f64,
+    },
+}
+
+impl Stream {
+    /// The memory, the pages and the least time of one chunk in ticks, from the polluter's own CPU.
+    fn prepare(self, ticks_per_ms: f64) -> Result<(HwMemory, Vec<u32>, Ticks), DetectError> {
+        match self {
+            Self::Sequential(working_set) => {
+                let pages = (working_set.0 / u64::from(PAGE_BYTES)).max(1);
+                let memory = HwMemory::new(u32::try_from(pages).unwrap_or(u32::MAX), ticks_per_ms)?;
+                let pages = (0..memory.pages()).collect();
+                Ok((memory, pages, Ticks(0)))
+            }
+            Self::Pages { memory, pages, bytes_per_ms } => {
+                let chunk = CHUNK_PAGES as f64 * f64::from(PAGE_BYTES);
+                Ok((memory, pages, Ticks((chunk / bytes_per_ms * ticks_per_ms) as u64)))
+            }
+        }
+    }
+}
+
 /// The running polluter; it ends when this is dropped. While it runs, it answers pings on [`Polluter::table`].
 #[derive(Debug)]
 pub(super) struct Polluter {
@@ -33,10 +67,10 @@ pub(super) struct Polluter {
 }
 
 impl Polluter {
-    /// Starts a polluter on `cpu` that streams through `working_set` sequentially; its duty is 0 at first.
+    /// Starts a polluter on `cpu` that streams through `stream` in order; its duty is 0 at first.
     ///
     /// Between streaming it spins, so that arms of different duty differ in memory traffic alone.
-    pub(super) fn start(cpu: CpuId, working_set: Bytes, ticks_per_ms: f64) -> Result<Self, DetectError> {
+    pub(super) fn start(cpu: CpuId, stream: Stream, ticks_per_ms: f64) -> Result<Self, DetectError> {
         let controls = Arc::new(Controls::default());
         let table = Arc::new(Table::new());
         let (ready, started) = std::sync::mpsc::channel();
@@ -46,13 +80,12 @@ impl Polluter {
             .spawn(move || {
                 let prepare = || -> Result<_, DetectError> {
                     let pin = Pinned::to(cpu)?;
-                    let pages = (working_set.0 / u64::from(PAGE_BYTES)).max(1);
-                    Ok((pin, HwMemory::new(u32::try_from(pages).unwrap_or(u32::MAX), ticks_per_ms)?))
+                    Ok((pin, stream.prepare(ticks_per_ms)?))
                 };
                 match prepare() {
-                    Ok((_pin, memory)) => {
+                    Ok((_pin, (memory, pages, pace))) => {
                         let _ = ready.send(Ok(()));
-                        pollute(memory, &its_controls, &its_table, ticks_per_ms);
+                        pollute(memory, (&pages, pace), &its_controls, &its_table, ticks_per_ms);
                     }
                     Err(error) => drop(ready.send(Err(error))),
                 }
@@ -90,17 +123,25 @@ impl Drop for Polluter {
     }
 }
 
-fn pollute(mut memory: HwMemory, controls: &Controls, table: &Table, ticks_per_ms: f64) {
-    let pages: Vec<u32> = (0..memory.pages()).collect();
+fn pollute(
+    mut memory: HwMemory,
+    (pages, pace): (&[u32], Ticks),
+    controls: &Controls,
+    table: &Table,
+    ticks_per_ms: f64,
+) {
     let patience = Ticks(ticks_per_ms as u64);
     let cycle = CYCLE_MS * ticks_per_ms;
     let mut chunks = pages.chunks(CHUNK_PAGES).cycle();
     let start = tsc::now();
+    let mut next = start;
     while !controls.stop.load(Ordering::Relaxed) {
         table.poll(patience);
         let duty = f64::from(controls.duty_pct.load(Ordering::Relaxed)) / 100.0;
-        let phase = (tsc::now().since(start).0 as f64 / cycle).fract();
-        if phase < duty {
+        let now = tsc::now();
+        let phase = (now.since(start).0 as f64 / cycle).fract();
+        if phase < duty && now >= next {
+            next = now + pace;
             memory.load_pages(chunks.next().unwrap_or_default());
             controls.chunks.fetch_add(1, Ordering::Relaxed);
         } else {

@@ -37,7 +37,7 @@ pub struct Score {
     pub auc50: Option<f64>,
     /// AUC of duty 0 against 100 %.
     pub auc100: Option<f64>,
-    /// The smallest m for which the mean log hazard of m random full-duty rounds exceeds the 99th percentile
+    /// The smallest m for which the mean value (of hazards, the logarithm) of m random full-duty rounds exceeds the 99th percentile
     /// of the idle rounds in 95 % of draws; `None` if no m up to 100 does.
     pub rounds_to_detect: Option<u32>,
 }
@@ -51,11 +51,14 @@ impl Score {
     /// Scores the rounds that `belongs` picks.
     #[must_use]
     pub fn of(rounds: &[Round], belongs: impl Fn(&Round) -> bool) -> Self {
-        let pairs: Vec<(u32, f64)> = rounds
-            .iter()
-            .filter(|round| belongs(round))
-            .filter_map(|round| Some((round.duty_pct, round.hazard_per_ms?)))
-            .collect();
+        // Logarithms: means of several rounds are then those of relative pressure.
+        let of = |round: &Round| Some((round.duty_pct, round.hazard_per_ms?.ln()));
+        Self::of_values(&rounds.iter().filter(|round| belongs(round)).filter_map(of).collect::<Vec<_>>())
+    }
+
+    /// Scores pairs of duty (percent) and measured value, on a scale on which values may be averaged.
+    #[must_use]
+    pub fn of_values(pairs: &[(u32, f64)]) -> Self {
         let of_duty = |duty: u32| -> Vec<f64> { pairs.iter().filter(|p| p.0 == duty).map(|p| p.1).collect() };
         let (idle, half, full) = (of_duty(0), of_duty(50), of_duty(100));
         let auc_of = |positive: &[f64]| {
@@ -77,9 +80,7 @@ fn rounds_to_detect(idle: &[f64], full: &[f64]) -> Option<u32> {
     if idle.len() < MIN_GROUP || full.len() < MIN_GROUP {
         return None;
     }
-    let logs = |values: &[f64]| -> Vec<f64> { values.iter().map(|v| v.ln()).collect() };
-    let (idle, full) = (logs(idle), logs(full));
-    let limit = quantile(&idle, 0.99)?;
+    let limit = quantile(idle, 0.99)?;
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
     (1..=MAX_ROUNDS_TO_DETECT).find(|&m| {
         let detected = (0..DRAWS)

@@ -132,8 +132,14 @@ enum Place {
 fn chain(memory: &mut impl Memory, page: u32, residue: u32, rng: &mut Xoshiro256PlusPlus) -> Ticks {
     let mut lines = octet(page, residue);
     lines.shuffle(rng);
-    memory.load(&[Line::new(page, rng.random_range(0..OCTET) * STRIDE + (residue + STRIDE / 2) % STRIDE)]);
+    warm(memory, page, residue, rng);
     memory.chase(&lines)
+}
+
+/// Loads the page's translation through a line far from its octet.
+fn warm(memory: &mut impl Memory, page: u32, residue: u32, rng: &mut Xoshiro256PlusPlus) {
+    let slot = rng.random_range(0..OCTET) * STRIDE + (residue + STRIDE / 2) % STRIDE;
+    memory.load(&[Line::new(page, slot)]);
 }
 
 /// How many random pages of `colors` colors may be tested at once without pushing one another out of an L2 of
@@ -150,6 +156,7 @@ pub struct PageTest {
     /// Offset of the lines used, modulo 512 bytes, in lines.
     residue: u32,
     sequence: Vec<Line>,
+    pushers: Vec<u32>,
     rng: Xoshiro256PlusPlus,
 }
 
@@ -171,8 +178,15 @@ impl PageTest {
             ticks,
             residue: residue % STRIDE,
             sequence: Vec::new(),
+            pushers: Vec::new(),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
         }
+    }
+
+    /// Sets pages that push few evictors out of L1 where nothing else does. They must not be of the color that is
+    /// tested; without any, a search takes pages at random.
+    pub fn push_with(&mut self, pushers: &[u32]) {
+        self.pushers = pushers.to_vec();
     }
 
     /// The residue it uses.
@@ -193,25 +207,59 @@ impl PageTest {
         self.sequence = lines.repeat(PASSES as usize);
     }
 
+    /// Prepares traversals of any lines, each pass followed by the octets of `pushers`.
+    pub fn aim_lines(&mut self, lines: &[Line], pushers: &[u32]) {
+        self.sequence = [lines, &octets(pushers, self.residue)].concat().repeat(PASSES as usize);
+    }
+
+    /// One trial that tells which half of the target's octet is pushed out: about 1 if it is the four lines whose
+    /// place has even parity under `mask` (1 to 7), about 0 if it is the other four, one half if both or none are.
+    /// `None` if the trial was interrupted.
+    pub fn half(&mut self, memory: &mut impl Memory, target: u32, mask: u32) -> Option<f64> {
+        let lines = octet(target, self.residue);
+        memory.load(&lines);
+        let start = memory.now();
+        memory.load(&self.sequence);
+        let stretched = self.stretched(memory, start);
+        let even = |place: u32| (place & mask).count_ones().is_multiple_of(2);
+        let mut halves = [true, false].map(|wanted| -> Vec<Line> {
+            (0..OCTET).filter(|&place| even(place) == wanted).map(|place| lines[place as usize]).collect()
+        });
+        let mut ticks = [Ticks(0); 2];
+        let first = self.rng.random_range(0..2);
+        for half in [first, 1 - first] {
+            halves[half].shuffle(&mut self.rng);
+            warm(memory, target, self.residue, &mut self.rng);
+            ticks[half] = memory.chase(&halves[half]);
+        }
+        let longest = self.ticks.memory * INTERRUPTED;
+        let valid = !stretched && ticks.iter().all(|t| (t.0 as f64) < longest);
+        let difference = (ticks[0].0 as f64 - ticks[1].0 as f64) / (self.ticks.llc - self.ticks.l2);
+        valid.then(|| (difference + 0.5).clamp(-OVERSHOOT, 1.0 + OVERSHOOT))
+    }
+
+    /// Whether a traversal that began at `start` was interrupted: somebody else used the caches meanwhile.
+    fn stretched(&self, memory: &mut impl Memory, start: Ticks) -> bool {
+        let elapsed = memory.now().since(start).0 as f64;
+        let one_load = self.ticks.memory / f64::from(OCTET);
+        elapsed > self.sequence.len() as f64 * one_load * SLOWEST_LOAD + PAUSE_MS * memory.ticks_per_ms()
+    }
+
     /// One trial for all `targets` at once: loads their octets, traverses what [`Self::aim`] prepared, and times
     /// a chain through each octet. Adds to `tallies`, one a target. The targets must be so few that they do not
     /// push one another out, and not among the evictors.
     pub fn trial(&mut self, memory: &mut impl Memory, targets: &[u32], tallies: &mut [Tally]) {
-        let lines = octets(targets, self.residue);
-        let ticks_per_ms = memory.ticks_per_ms();
-        memory.load(&lines);
+        memory.load(&octets(targets, self.residue));
         let start = memory.now();
         memory.load(&self.sequence);
-        let elapsed = memory.now().since(start).0 as f64;
-        let one_load = self.ticks.memory / f64::from(OCTET);
-        let stretched =
-            elapsed > self.sequence.len() as f64 * one_load * SLOWEST_LOAD + PAUSE_MS * ticks_per_ms;
+        let stretched = self.stretched(memory, start);
+        let timed_from = memory.now();
         let chained: Vec<Ticks> =
             targets.iter().map(|&target| chain(memory, target, self.residue, &mut self.rng)).collect();
         // A pause while the octets were timed emptied the L2 for all that came later.
-        let timed = memory.now().since(start).0 as f64 - elapsed;
-        let one_target = 2.0 * self.ticks.llc + 2.0 * one_load;
-        let paused = timed > targets.len() as f64 * one_target + PAUSE_MS * ticks_per_ms;
+        let timed = memory.now().since(timed_from).0 as f64;
+        let one_target = 2.0 * self.ticks.llc + self.ticks.memory / f64::from(OCTET / 2);
+        let paused = timed > targets.len() as f64 * one_target + PAUSE_MS * memory.ticks_per_ms();
         for (&ticks, tally) in chained.iter().zip(tallies) {
             tally.add(if stretched || paused { None } else { self.ticks.score(ticks) });
         }
@@ -248,7 +296,9 @@ impl PageTest {
     ) -> Vec<(Outcome, Tally)> {
         let mut results = vec![(Outcome::Unsure, Tally::default()); targets.len()];
         let mut open: Vec<usize> = (0..targets.len()).collect();
-        self.aim(evictors, &[]);
+        let mut pushers = if evictors.len() < FITS_L1 { self.pushers.clone() } else { Vec::new() };
+        pushers.retain(|page| !targets.contains(page));
+        self.aim(evictors, &pushers);
         while !open.is_empty() {
             open.shuffle(&mut self.rng);
             for batch in open.chunks(batch.max(1)) {
@@ -309,7 +359,7 @@ impl PageTest {
             upper = end.max(found);
             if found + 1 >= ways && self.prefix(memory, target, &pages, found) == Outcome::Evicts {
                 // Too early: perhaps a pusher belongs to the group. If so, it is a candidate.
-                if found < ways && pages.len() >= found + 2 * PUSHERS {
+                if found < ways && self.pushers.is_empty() && pages.len() >= found + 2 * PUSHERS {
                     pages[found..].rotate_right(PUSHERS);
                     if self.prefix(memory, target, &pages, found) != Outcome::Evicts {
                         upper = found + PUSHERS;
@@ -371,19 +421,23 @@ impl PageTest {
         hi
     }
 
-    /// Whether the first `length` of `pages` evict `target`. Few of them need pushers: the last of the rest,
-    /// which may belong to the group by chance.
+    /// Whether the first `length` of `pages` evict `target`. Few of them need pushers: those set, or the last of the
+    /// rest, which may belong to the group by chance.
     fn prefix(&mut self, memory: &mut impl Memory, target: u32, pages: &[u32], length: usize) -> Outcome {
         let (evictors, rest) = pages.split_at(length);
-        let pushers = if length < FITS_L1 { &rest[rest.len().saturating_sub(PUSHERS)..] } else { &[] };
-        self.evicts(memory, target, evictors, pushers, Rule::CAREFUL)
+        let pushers = match length {
+            FITS_L1.. => Vec::new(),
+            _ if self.pushers.is_empty() => rest[rest.len().saturating_sub(PUSHERS)..].to_vec(),
+            _ => self.pushers.clone(),
+        };
+        self.evicts(memory, target, evictors, &pushers, Rule::CAREFUL)
     }
 }
 
 /// With fewer evictors than this, all might stay in L1, and pushers are needed.
 const FITS_L1: usize = 16;
-/// Pages of pushers.
-const PUSHERS: usize = 8;
+/// Pages of pushers that suffice.
+pub const PUSHERS: usize = 8;
 /// How far beyond the associativity a search may go before it counts as failed.
 const SLACK: usize = 4;
 /// How often a search may widen its range again after a wrong answer.

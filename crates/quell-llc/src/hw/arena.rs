@@ -21,7 +21,7 @@ pub(super) struct Arena {
 
 // SAFETY: the mapping is owned by the value alone and only ever read, so it may move between threads.
 unsafe impl Send for Arena {}
-// SAFETY: after creation nobody writes to the mapping, so any number of threads may read it.
+// SAFETY: nothing writes to the mapping after `new`, and reading from several threads is no race.
 unsafe impl Sync for Arena {}
 
 impl Arena {

@@ -60,6 +60,26 @@ impl HwMemory {
         Self { arena, ticks_per_ms, proc_stat: File::open("/proc/stat").ok(), helper: None }
     }
 
+    /// The same pages for another thread.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self::sharing(Arc::clone(&self.arena), self.ticks_per_ms)
+    }
+
+    /// The guest-physical page-frame number of each page of the arena; `None` where the kernel does not tell, as
+    /// it does only to root (`CAP_SYS_ADMIN`, Documentation/admin-guide/mm/pagemap.rst).
+    #[must_use]
+    pub fn frames(&self) -> Option<Vec<u64>> {
+        let first = self.arena.pointer(Line::new(0, 0)).addr() as u64 / u64::from(PAGE_BYTES);
+        let mut entries = vec![0_u8; self.pages() as usize * ENTRY_BYTES];
+        let file = File::open("/proc/self/pagemap").ok()?;
+        file.read_exact_at(&mut entries, first * ENTRY_BYTES as u64).ok()?;
+        entries
+            .chunks_exact(ENTRY_BYTES)
+            .map(|entry| frame(u64::from_le_bytes(entry.try_into().ok()?)))
+            .collect()
+    }
+
     fn sleep_ms(&self, deadline: Ticks) -> f64 {
         deadline.since(quell_core::tsc::now()).0 as f64 / self.ticks_per_ms
     }
@@ -148,6 +168,16 @@ impl Memory for HwMemory {
     }
 }
 
+/// Size of an entry of `/proc/self/pagemap`.
+const ENTRY_BYTES: usize = 8;
+
+/// The frame number in an entry of `/proc/self/pagemap`: bits 0 to 54 if bit 63 says that the page is present. Zero
+/// stands for "not told".
+fn frame(entry: u64) -> Option<u64> {
+    let frame = entry & ((1 << 55) - 1);
+    (entry >> 63 == 1 && frame != 0).then_some(frame)
+}
+
 /// `/proc/stat` counts in units of 1/`USER_HZ`, which is 100 on every Linux architecture we run on (proc(5)).
 const STAT_STEP_MS: f64 = 10.0;
 
@@ -174,6 +204,14 @@ mod tests {
         assert_eq!(busy_ms_of_proc_stat("cpu0 1 2 3 4 5 6 7"), None);
         assert_eq!(busy_ms_of_proc_stat("cpu 1 2"), None);
         assert_eq!(busy_ms_of_proc_stat(""), None);
+    }
+
+    #[test]
+    fn a_frame_is_told_only_of_a_present_page() {
+        assert_eq!(frame(1 << 63 | 0x1234), Some(0x1234));
+        assert_eq!(frame(1 << 63 | 1 << 62 | 0x1234), Some(0x1234));
+        assert_eq!(frame(0x1234), None);
+        assert_eq!(frame(1 << 63), None);
     }
 
     #[test]

@@ -65,7 +65,8 @@ pub fn targets(topology: &Topology, cpus: Option<&[CpuId]>) -> Result<Vec<Target
             llc: llc.id,
             cpus: chosen.iter().copied().filter(|cpu| llc.cpus.contains(cpu)).collect(),
             advertised: llc.advertised,
-            l2: l2_of(topology, llc.cpus[0]),
+            l2: l2_of(topology, llc.cpus[0]).0,
+            l2_ways: l2_of(topology, llc.cpus[0]).1,
         })
         .filter(|target| !target.cpus.is_empty())
         .collect();
@@ -75,7 +76,8 @@ pub fn targets(topology: &Topology, cpus: Option<&[CpuId]>) -> Result<Vec<Target
         llc: LlcId(number),
         cpus: vec![cpu],
         advertised: UNKNOWN_LLC,
-        l2: l2_of(topology, cpu),
+        l2: l2_of(topology, cpu).0,
+        l2_ways: l2_of(topology, cpu).1,
     }));
     for target in &mut targets {
         siblings_last(topology, &mut target.cpus);
@@ -89,9 +91,10 @@ fn siblings_last(topology: &Topology, cpus: &mut [CpuId]) {
     cpus[1..].sort_by_key(|&cpu| (topology.are_siblings(probe, cpu), cpu));
 }
 
-fn l2_of(topology: &Topology, cpu: CpuId) -> Bytes {
+/// Size and ways of a CPU's L2.
+fn l2_of(topology: &Topology, cpu: CpuId) -> (Bytes, Option<u32>) {
     let l2 = topology.caches.iter().filter(|cache| cache.level == 2 && cache.kind != CacheKind::Instruction);
     let known: Vec<_> = l2.filter_map(|cache| Some((cache, cache.size?))).collect();
     let own = known.iter().find(|(cache, _)| cache.cpus.contains(&cpu));
-    own.or(known.first()).map_or(ASSUMED_L2, |(_, size)| *size)
+    own.or(known.first()).map_or((ASSUMED_L2, None), |(cache, size)| (*size, cache.ways))
 }

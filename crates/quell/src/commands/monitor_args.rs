@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use quell_core::Bytes;
+use quell_core::memory::PAGE_BYTES;
 use quell_llc::planner::WINDOW_MS;
 use quell_llc::scan::targets;
 use quell_llc::session::Target;
@@ -142,6 +144,14 @@ pub(crate) fn whole_periods(duration: Duration, settings: Settings) -> Result<u3
     }
     Ok(periods as u32)
 }
+
+/// Pages of a pool of about `wanted` bytes: not more than 256 MiB, whatever the LLC.
+pub(crate) fn pool_pages(wanted: Bytes) -> u32 {
+    let pages = wanted.0.min(MAX_POOL.0) / u64::from(PAGE_BYTES);
+    u32::try_from(pages).unwrap_or(u32::MAX)
+}
+
+const MAX_POOL: Bytes = Bytes::mib(256);
 
 /// The machine this runs on.
 ///

@@ -241,7 +241,8 @@ mod tests {
 
     /// A report on LLCs of these tiers.
     fn report(tiers: &[Option<Tier>]) -> ScanReport {
-        let target = Target { llc: LlcId(0), cpus: Vec::new(), advertised: Bytes(0), l2: Bytes(0) };
+        let target =
+            Target { llc: LlcId(0), cpus: Vec::new(), advertised: Bytes(0), l2: Bytes(0), l2_ways: None };
         let scan = LlcScan {
             target,
             calibration: None,

@@ -34,6 +34,14 @@ pub(crate) fn percentage(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A speed in GB/s.
+pub(crate) fn speed(text: &str) -> Result<f64, String> {
+    match text.trim().parse() {
+        Ok(speed) if (0.01..=1000.0).contains(&speed) => Ok(speed),
+        _ => Err("must be 0.01 to 1000 GB/s; write for example 2.5".into()),
+    }
+}
+
 /// The CPUs of `--cpus`, at least one.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ pub mod build;
 pub mod construct;
 pub mod filter;
 pub mod monitor;
+pub mod report;
 pub mod search;
 pub mod test;
 pub mod verify;

@@ -31,8 +31,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let cases: Vec<_> =
-        cases().into_iter().filter(|case| args.preset.as_deref().is_none_or(|name| case.name == name)).collect();
+    let cases: Vec<_> = cases()
+        .into_iter()
+        .filter(|case| args.preset.as_deref().is_none_or(|name| case.name == name))
+        .collect();
     let stop = terminal::stop_flag()?;
     let bar = terminal::progress(cases.len() as u64, "simulating");
     let results = run_cases(&cases, args.offsets, args.seed, &stop, &|done| bar.set_position(done as u64))?;
