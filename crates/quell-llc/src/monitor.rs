@@ -1,8 +1,9 @@
 //! The monitor: windows spread over a period, and what they say about the cache.
 
+use quell_core::memory::LINE_BYTES;
 use quell_core::stats::survival::{DEFAULT_SHAPE, Window};
 use quell_core::stats::{Ewma, Hysteresis, quantile};
-use quell_core::{Estimate, Memory, Ticks};
+use quell_core::{Bytes, Estimate, Memory, Ticks};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
@@ -10,7 +11,11 @@ use serde::Serialize;
 use crate::attribution::{Attribution, LoadedWindow, Verdict};
 use crate::calibrate::{Discriminator, MAX_FALSE_HITS};
 use crate::canary::{Canary, Wait, WindowResult};
+use crate::color::canary::{ColorCanary, color_window};
+use crate::color::rates::{ColorWindow, Law, rates};
+use crate::color::tracker::{ColorPeriod, ColorTracker};
 use crate::curve::{Curve, Observation};
+use crate::layout::{Layout, Spill};
 use crate::planner::{Planner, WINDOW_MS, sweep};
 use crate::tier::{Tier, TierLimits};
 
@@ -108,6 +113,8 @@ pub struct Period {
     pub windows: usize,
     /// Windows thrown away.
     pub discarded: Discarded,
+    /// By page color; empty for a canary without colors.
+    pub colors: Vec<ColorPeriod>,
     /// Why nothing may be said of this period, if a control failed; then every estimate is unknown.
     pub refusal: Option<String>,
     /// Share of flushed lines that read as hits (control).
@@ -154,6 +161,7 @@ pub struct Monitor {
     lost_at_once: Vec<f64>,
     window_cpu_ms: Ewma,
     controls_cpu_ms: Ewma,
+    colors: Option<ColorTracker>,
     index: u32,
 }
 
@@ -162,6 +170,7 @@ pub struct Monitor {
 struct Harvest {
     observations: Vec<Observation>,
     loaded: Vec<LoadedWindow>,
+    by_color: Vec<ColorWindow>,
     discarded: Discarded,
     windows: usize,
     probe_ms: Vec<f64>,
@@ -184,8 +193,24 @@ impl Monitor {
             lost_at_once: Vec::new(),
             window_cpu_ms: Ewma::starting_at(EWMA_OLD, FIRST_COST_MS),
             controls_cpu_ms: Ewma::new(EWMA_OLD),
+            colors: None,
             index: 0,
         }
+    }
+
+    /// A monitor that tells colors apart as well.
+    #[must_use]
+    pub fn with_colors(settings: Settings, canary: ColorCanary, limits: Discriminator, seed: u64) -> Self {
+        let colors = ColorTracker::new(canary.colors(), EWMA_OLD, TIER_ROUNDS);
+        Self { colors: Some(colors), ..Self::new(settings, canary.into_canary(), limits, seed) }
+    }
+
+    /// Every byte that one window brings into the cache, with a canary that `spill` pushes out of the L2.
+    #[must_use]
+    pub fn footprint(&self, spill: Spill) -> Bytes {
+        let plain = Layout::footprint(spill);
+        let more = self.canary.layout().canary.len() as u64 * 2 * u64::from(LINE_BYTES);
+        Bytes(plain.0 - 2 * Layout::canary_bytes().0 + more)
     }
 
     /// Runs one period. `idle` is called in each pause between windows and may use the time until the point it
@@ -285,6 +310,7 @@ impl Monitor {
         let block = self.index * 64 + (harvest.windows / BLOCK) as u32;
         let window = Window::new(result.exposure_ms, share, block);
         harvest.observations.push(Observation { window, sentinels_lost: result.sentinels_lost });
+        harvest.by_color.extend(color_window(result, block));
         if let Some(own_cpus) = own_cpus {
             harvest.loaded.push(LoadedWindow { own_cpus, exposure_ms: result.exposure_ms, share });
         }
@@ -324,8 +350,13 @@ impl Monitor {
             None => self.attribution.label(&harvest.loaded, self.expected_shape()),
             Some(reason) => Verdict::unknown(reason.clone()),
         };
+        let law = Law { lost_at_once, shape: self.expected_shape(), tiers: self.settings.tiers };
+        let colors = self.colors.as_mut().map_or_else(Vec::new, |tracker| {
+            tracker.update(rates(&harvest.by_color, tracker.colors(), law), refusal.as_deref())
+        });
         let period = Period {
             index: self.index,
+            colors,
             half_life_ms: estimate(curve.half_life_ms()),
             hazard_per_ms: estimate(curve.hazard_per_ms()),
             ewma_rate_pct_per_ms: rate.value().map(|value| self.rate.update(value)),

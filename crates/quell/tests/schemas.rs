@@ -9,20 +9,29 @@ use quell_topology::affinity::allowed;
 use serde_json::{Map, Value};
 
 /// Fields that may be `null`, apart from the value of an estimate.
-const NULLABLE: [&str; 30] = [
+const NULLABLE: [&str; 41] = [
     "advertised_bytes",
+    "agreeing",
+    "agreeing_pct",
     "auc100",
     "auc50",
     "canary_pct",
+    "compared",
+    "control_pct",
     "cpu",
     "cpu_ms_per_s",
     "ewma_rate_pct_per_ms",
+    "excess_pct",
     "false_hits_pct",
     "footprint_bytes",
     "footprint_pct",
+    "guest_frames",
+    "guest_frames_reason",
     "hazard_per_ms",
     "hypervisor",
     "interrupted_above_ticks",
+    "llc",
+    "llc_reason",
     "lost_at_once_pct",
     "misfit",
     "miss_above_ticks",
@@ -33,6 +42,8 @@ const NULLABLE: [&str; 30] = [
     "reason",
     "rounds_to_detect",
     "rtt_ns",
+    "second_pass",
+    "second_pass_reason",
     "single_ticks_p10",
     "single_ticks_p50",
     "single_ticks_p90",
@@ -42,12 +53,18 @@ const NULLABLE: [&str; 30] = [
     "window_ms",
 ];
 
+/// Numbers that may be negative.
+const SIGNED: [&str; 4] = ["bias", "control_pct", "excess_pct", "spearman"];
+
 /// Walks a whole answer: estimates are well-formed, numbers are possible, only what may be unknown is `null`.
 fn check(name: &str, value: &Value) {
     match value {
         Value::Object(fields) => {
             if fields.contains_key("value") {
                 check_estimate(name, fields);
+            }
+            if name == "excess_pct" {
+                return; // a difference, so it may be negative
             }
             for (name, field) in fields {
                 check(name, field);
@@ -56,7 +73,7 @@ fn check(name: &str, value: &Value) {
         Value::Array(items) => items.iter().for_each(|item| check(name, item)),
         Value::Number(number) => {
             let number = number.as_f64().unwrap();
-            assert!(number >= 0.0 || name == "spearman", "{name} is {number}");
+            assert!(number >= 0.0 || SIGNED.contains(&name), "{name} is {number}");
             let of_a_whole = name.ends_with("_pct") && name != "footprint_pct" && name != "canary_pct";
             assert!(!of_a_whole || number <= 100.0, "{name} is {number} %");
         }
@@ -199,9 +216,52 @@ fn watch() {
         numbers(record, &["time_s", "llc", "period", "ewma_rate_pct_per_ms"]);
         estimates(&record["placement"], &["near_pct", "switches_per_s"]);
         numbers(&record["latency"], &["probe_ms_p50", "probe_ms_p99", "probe_ms_max"]);
+        check_colors(record);
         let of_this_llc = records.iter().filter(|other| other["llc"] == record["llc"]);
         assert_eq!(of_this_llc.count(), 2, "two periods of a second");
     }
+}
+
+/// Colors are there if and only if the engine goes by them.
+fn check_colors(record: &Value) {
+    let colors = record["colors"].as_array().unwrap();
+    one_of(record, "engine", &["canary", "color"]);
+    assert_eq!(colors.is_empty(), record["engine"] == "canary");
+    for color in colors {
+        estimates(color, &["lost_pct", "excess_pct", "rate_pct_per_ms"]);
+        numbers(color, &["color", "ewma_rate_pct_per_ms"]);
+        assert_eq!(color["tier"].is_null(), color["tier_reason"].is_string(), "{color}");
+    }
+}
+
+#[test]
+fn watch_without_colors() {
+    let Some(text) = measured(&run(quell("watch --json --engine canary --duration 1s"))) else { return };
+    for record in text.lines().map(json) {
+        assert_eq!(record["engine"], "canary");
+        check_colors(&record);
+    }
+}
+
+#[test]
+fn colors() {
+    let Some(text) = measured(&run(quell("colors --json --seed 3"))) else { return };
+    let answer = json(&text);
+    check_answer(&answer, "quell.colors/1");
+    let colors = answer["colors"].as_array().unwrap();
+    let labelled: u64 = colors.iter().map(|color| color["pages"].as_u64().unwrap()).sum();
+    assert_eq!(labelled + answer["unknown_pages"].as_u64().unwrap(), answer["pool_pages"].as_u64().unwrap());
+    assert_eq!(answer["second_pass"].is_null(), answer["second_pass_reason"].is_string());
+    assert_eq!(answer["permutation_pages"].as_array().unwrap().len(), 8);
+    assert!(answer["llc"].is_null() && answer["llc_reason"].is_null(), "not asked for");
+}
+
+#[test]
+fn colors_check() {
+    let Some(text) = measured(&run(quell("colors check --after 50ms --json"))) else { return };
+    let answer = json(&text);
+    check_answer(&answer, "quell.colors-check/1");
+    numbers(&answer["again"], &["colors", "unknown_pages", "compared", "agreeing", "agreeing_pct"]);
 }
 
 #[test]
@@ -252,6 +312,22 @@ fn bench_detect() {
         numbers(sample, &["duty_pct", "hazard_per_ms", "windows", "rtt_ns", "polluter_gb_per_s", "at_ms"]);
         one_of(sample, "placement", &["near", "far", "unknown"]);
     }
+}
+
+#[test]
+fn bench_detect_color() {
+    let [probe, polluter, ..] = allowed().unwrap()[..] else {
+        println!("skipped: this needs two CPUs");
+        return;
+    };
+    let command = quell(&format!("bench detect --color --cpus {probe},{polluter} --rounds 10 --json"));
+    let Some(text) = measured(&run(command)) else { return };
+    let answer = json(&text);
+    check_answer(&answer, "quell.detect-color/1");
+    for group in ["all", "near", "far", "near_control"] {
+        numbers(&answer[group], &["n", "spearman", "auc50", "auc100", "rounds_to_detect"]);
+    }
+    assert_eq!(answer["samples"].as_array().unwrap().len(), 10);
 }
 
 #[test]

@@ -164,6 +164,23 @@ impl Classification {
         counts
     }
 
+    /// Tests some pages of each color again: the share that their color's evictors still evict, 0 to 1. The host may
+    /// have moved pages; then the evictors' own moves count as well, so a few moves lower the share by more.
+    pub fn still_right(&self, memory: &mut impl Memory, pages_per_color: usize, seed: u64) -> Option<f64> {
+        let mut test = PageTest::new(self.ticks, self.residue, seed);
+        let batch = batch(self.colors() as u32, self.l2.ways);
+        let (mut right, mut tested) = (0, 0);
+        for (color, Evictors([evictors, _])) in (0..).zip(&self.evictors) {
+            let others: Vec<u32> = self.pages_of(color).filter(|page| !evictors.contains(page)).collect();
+            let sample: Vec<u32> = others.sample(test.rng(), pages_per_color).copied().collect();
+            let sorted =
+                test.sort(memory, &sample, evictors, batch.min(self.l2.ways as usize / 2), Rule::QUICK);
+            right += sorted.iter().filter(|(outcome, _)| *outcome == Outcome::Evicts).count();
+            tested += sample.len();
+        }
+        (tested > 0).then(|| right as f64 / tested as f64)
+    }
+
     /// Pages without a color.
     #[must_use]
     pub fn unknown(&self) -> usize {

@@ -14,6 +14,7 @@ pub mod partition;
 pub mod permutation;
 pub mod rates;
 pub mod report;
+pub mod tracker;
 
 pub use agreement::Agreement;
 pub use canary::{ColorCanary, ColorRound};

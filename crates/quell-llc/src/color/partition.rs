@@ -89,8 +89,8 @@ const CANARY_LINES: usize = 64;
 const STREAM_OF_SHARE: f64 = 2.0;
 /// Below this multiple it cannot be expected to evict anything.
 const LEAST_OF_SHARE: f64 = 1.0;
-/// Times it is read: a line read once is replaced soon.
-const PASSES: usize = 2;
+/// Times it is read: lines read once are replaced before those that were used again, the canary among them.
+const PASSES: usize = 4;
 /// Loss in percent from which a stream evicts, and up to which it does not (beyond the control).
 const EVICTS_PCT: f64 = 50.0;
 const SPARES_PCT: f64 = 10.0;
@@ -143,7 +143,7 @@ pub fn partition(
         .zip(&lost)
         .map(|(stream, lost)| Arm {
             stream,
-            lost_pct: mean_estimate(lost).map(|share| share * 100.0),
+            lost_pct: mean_estimate(lost).map(|share| share.clamp(0.0, 1.0) * 100.0),
             mostly_lost: lost.iter().filter(|&&share| share > 0.5).count(),
             rounds: lost.len(),
         })

@@ -119,7 +119,7 @@ impl Harvest {
     fn rate(&self, color: u32, all: &[Self], law: Law, between: f64) -> ColorRate {
         let windows = self.exposures.len();
         let percent = |estimate: Estimate| estimate.map(|share| share * 100.0);
-        let lost = jackknife(GROUPS, windows, |groups| self.lost(groups));
+        let lost = jackknife(GROUPS, windows, |groups| self.lost(groups)).map(|share| share.clamp(0.0, 1.0));
         let excess = jackknife(GROUPS, windows, |groups| self.excess(color, all, groups));
         let (rate, tier) = match self.log_scale(law, between) {
             Ok((value, half)) => {

@@ -6,11 +6,14 @@ mod record;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
+use std::time::{Duration, Instant};
 
 pub use self::feed::{Feed, FeedError};
 pub use self::record::Record;
+use serde::Serialize;
+
+use crate::color::{Classification, ColorCanary, L2};
 use crate::hw::Raised;
-use crate::layout::Layout;
 use crate::monitor::{Monitor, Plan, Settings};
 use crate::session::{Session, Target};
 
@@ -21,10 +24,36 @@ pub struct WatchSettings {
     pub monitor: Settings,
     /// Records per LLC after which to end; `None` = until stopped.
     pub periods: Option<u64>,
+    /// What to measure with.
+    pub engine: Engine,
     /// Whether to raise the probing threads' priority (needs root).
     pub priority: bool,
     /// Draws page offsets, window times and the like.
     pub seed: u64,
+}
+
+/// What a watch measures with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// The best that verifies itself here: colors, else the plain canary.
+    Auto,
+    /// A few hundred lines anywhere.
+    Canary,
+    /// Lines of every page color.
+    Color,
+}
+
+impl Engine {
+    /// The name as it appears in every output.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Canary => "canary",
+            Self::Color => "color",
+        }
+    }
 }
 
 /// What comes out of a watch.
@@ -85,23 +114,94 @@ fn watch_one(
             None
         }
     });
-    let mut session =
-        Session::open(target.clone(), settings.seed).map_err(|error| crate::error_chain(&error))?;
-    let mut monitor: Monitor = session.monitor(settings.monitor)?;
-    let footprint = Layout::footprint(session.calibration.spill);
+    let pool = if settings.engine == Engine::Canary { 0 } else { target.l2_shape().map_or(0, pool_pages) };
+    let mut session = Session::with_pool(target.clone(), pool, settings.seed)
+        .map_err(|error| crate::error_chain(&error))?;
+    let (mut engine, mut monitor, mut colors) = choose(&mut session, settings, events)?;
+    let mut checked = Instant::now();
     let keep_on = || !stop.load(Ordering::Relaxed);
     let mut done = 0;
     while keep_on() && settings.periods.is_none_or(|wanted| done < wanted) {
+        if checked.elapsed() >= CHECK_EVERY {
+            checked = Instant::now();
+            if let Some(note) =
+                colors.as_ref().and_then(|colors| outdated(&mut session, colors, settings.seed))
+            {
+                let _ = events.send(Event::Note(format!("LLC {}: {note}", target.llc)));
+                (engine, monitor, colors) = choose(&mut session, settings, events)?;
+            }
+        }
         let period = session.period(&mut monitor, Plan::Adaptive, keep_on);
         if !keep_on() {
             break; // a period cut short is no measurement
         }
         let companions = session.companions.summaries(session.calibration.memory_ns());
-        let record = Record::new(target, &period, footprint, &companions);
+        let footprint = monitor.footprint(session.calibration.spill);
+        let record = Record::new(target, engine, &period, footprint, &companions);
         if events.send(Event::Record(Box::new(record))).is_err() {
             break;
         }
         done += 1;
     }
     Ok(())
+}
+
+/// Pages to sort by color: several times what sorting needs, so that every color has enough for its canary.
+fn pool_pages(l2: L2) -> u32 {
+    (l2.least_pages() * POOL_OF_LEAST).max(LEAST_POOL)
+}
+
+const POOL_OF_LEAST: u32 = 4;
+/// 16 MiB.
+const LEAST_POOL: u32 = 4096;
+
+/// Colors are tested this often: hosts move pages, on one cloud more than half of them within 12 hours (`CacheX`,
+/// arXiv 2511.09956).
+const CHECK_EVERY: Duration = Duration::from_secs(600);
+/// Pages of each color in such a test, and the share that must be right.
+const CHECKED_PAGES: usize = 4;
+const LEAST_RIGHT: f64 = 0.9;
+
+/// What to tell the user if pages have changed color.
+fn outdated(session: &mut Session, colors: &Classification, seed: u64) -> Option<String> {
+    let (memory, _) = session.parts();
+    let right = colors.still_right(memory, CHECKED_PAGES, seed)?;
+    (right < LEAST_RIGHT).then(|| {
+        format!(
+            "{:.0} % of a sample of pages still have the color they had; all are sorted again",
+            right * 100.0
+        )
+    })
+}
+
+/// An engine with its monitor, and the colors if it goes by them.
+type Chosen = (Engine, Monitor, Option<Classification>);
+
+/// The engine asked for; `auto` falls back with a note that says why.
+fn choose(session: &mut Session, settings: WatchSettings, events: &Sender<Event>) -> Result<Chosen, String> {
+    let plain = |session: &Session| Ok((Engine::Canary, session.monitor(settings.monitor)?, None));
+    if settings.engine == Engine::Canary {
+        return plain(session);
+    }
+    match colored(session, settings) {
+        Ok((monitor, colors)) => Ok((Engine::Color, monitor, Some(colors))),
+        Err(reason) if settings.engine == Engine::Color => {
+            Err(format!("page colors are unknown here: {reason}; --engine canary needs none"))
+        }
+        Err(reason) => {
+            let note = format!("LLC {} is watched without colors: {reason}", session.target.llc);
+            let _ = events.send(Event::Note(note));
+            plain(session)
+        }
+    }
+}
+
+/// A monitor by color, and the colors.
+fn colored(session: &mut Session, settings: WatchSettings) -> Result<(Monitor, Classification), String> {
+    let limits = session.calibration.discriminator.clone()?;
+    let sorted = session.classify(settings.seed)?;
+    let calibration = session.calibration.clone();
+    let (_, layout) = session.parts();
+    let canary = ColorCanary::new(&sorted, layout, &calibration, settings.seed)?;
+    Ok((Monitor::with_colors(settings.monitor, canary, limits, settings.seed), sorted))
 }

@@ -5,7 +5,9 @@ use std::time::SystemTime;
 use quell_core::{Bytes, CpuId, Estimate, LlcId};
 use serde::Serialize;
 
+use super::Engine;
 use crate::attribution::Source;
+use crate::color::tracker::ColorPeriod;
 use crate::monitor::{Discarded, Period};
 use crate::scan::report::Cost;
 use crate::session::{Companion, Target};
@@ -27,6 +29,8 @@ pub struct Record {
     pub cpus: Vec<CpuId>,
     /// Number of the period, from 0.
     pub period: u32,
+    /// What measured: `canary` or `color`.
+    pub engine: Engine,
     /// Median survival of a line in this period, in ms.
     pub half_life_ms: Estimate,
     /// Hazard at the half-life, per ms.
@@ -55,6 +59,8 @@ pub struct Record {
     pub latency: Latency,
     /// What the period cost.
     pub cost: Cost,
+    /// By page color; empty unless the engine is `color`.
+    pub colors: Vec<ColorPeriod>,
 }
 
 /// Placement of the recent past.
@@ -78,7 +84,13 @@ pub struct Latency {
 }
 
 impl Record {
-    pub(super) fn new(target: &Target, period: &Period, footprint: Bytes, companions: &[Companion]) -> Self {
+    pub(super) fn new(
+        target: &Target,
+        engine: Engine,
+        period: &Period,
+        footprint: Bytes,
+        companions: &[Companion],
+    ) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let advertised = (target.advertised.0 > 0).then_some(target.advertised);
         Self {
@@ -87,6 +99,7 @@ impl Record {
             llc: target.llc,
             cpus: target.cpus.clone(),
             period: period.index,
+            engine,
             half_life_ms: period.half_life_ms.clone(),
             hazard_per_ms: period.hazard_per_ms.clone(),
             rate_pct_per_ms: period.rate_pct_per_ms.clone(),
@@ -105,6 +118,7 @@ impl Record {
                 probe_ms_max: period.probe_ms_quantile(1.0),
             },
             cost: Cost::new(period.cpu_ms / period.wall_ms * 1e3, footprint, advertised),
+            colors: period.colors.clone(),
         }
     }
 }

@@ -274,7 +274,7 @@ fn llc_section(report: &ColorsReport) -> String {
         Verdict::Unknown(reason) => format!("Colors and the LLC: unknown: {reason}"),
     };
     let mut text = wrapped(&format!(
-        "\n{verdict}. A canary of {} lines of one color, then a stream of {} by this CPU:",
+        "{verdict}. A canary of {} lines of one color, then a stream of {} by this CPU:",
         llc.canary_lines, llc.stream_bytes
     ));
     let mut table = Table::new([
@@ -306,7 +306,7 @@ fn llc_section(report: &ColorsReport) -> String {
         ]);
     }
     text += &table.render(terminal::look());
-    text
+    format!("\n{text}")
 }
 
 fn human_check(report: &CheckReport) -> String {

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use quell_core::Estimate;
-use quell_llc::watch::{Event, Feed, Record, WatchSettings, watch};
+use quell_llc::watch::{Engine, Event, Feed, Record, WatchSettings, watch};
 
 use super::monitor_args::{MonitorArgs, whole_periods};
 use super::values::time;
@@ -18,6 +19,10 @@ use crate::terminal;
 pub(crate) struct Args {
     #[command(flatten)]
     monitor: MonitorArgs,
+
+    /// What to measure with
+    #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
+    engine: EngineArg,
 
     /// Stop after this time [default: run until Ctrl-C]
     #[arg(long, value_parser = time, value_name = "TIME")]
@@ -30,6 +35,27 @@ pub(crate) struct Args {
     /// Also serve the JSON lines to everybody who connects to this Unix socket
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+}
+
+/// The engines to choose from.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum EngineArg {
+    /// The best that verifies itself on this machine
+    Auto,
+    /// A few hundred lines anywhere in the cache
+    Canary,
+    /// Lines of every page color: tells which part of the cache is contended
+    Color,
+}
+
+impl From<EngineArg> for Engine {
+    fn from(engine: EngineArg) -> Self {
+        match engine {
+            EngineArg::Auto => Self::Auto,
+            EngineArg::Canary => Self::Canary,
+            EngineArg::Color => Self::Color,
+        }
+    }
 }
 
 /// The column heads are repeated after so many lines.
@@ -45,6 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let settings = WatchSettings {
         monitor: settings,
         periods,
+        engine: args.engine.into(),
         priority: args.monitor.priority,
         seed: args.monitor.seed(),
     };

@@ -60,7 +60,9 @@ pub fn complaint(output: &Output) -> String {
 
 /// Whether a command complained of a machine that is too odd or too busy to measure anything; then it is printed.
 pub fn cannot_measure(complaint: &str) -> bool {
-    const REASONS: [&str; 5] = [
+    const REASONS: [&str; 7] = [
+        "page colors are unknown here",
+        "cannot measure by page color here",
         "is not watched",
         "cannot tell hits from misses",
         "time-stamp counter",
