@@ -142,11 +142,12 @@ fn a_hot_color_stands_out() {
     let page = monitor.construction().pages.iter().map(|pages| pages[0]).collect::<Vec<_>>();
     let hot = page.iter().position(|&page| crew.member(0).color(page) == 2).unwrap();
     let lost = |color: usize| -> f64 {
-        let rate = |period: &quell_llc::evset::llc::EvsetPeriod| period.colors[color].ewma_rate_pct_per_ms;
+        let rate =
+            |period: &quell_llc::evset::llc::EvsetPeriod| period.period.colors[color].ewma_rate_pct_per_ms;
         periods.iter().filter_map(rate).next_back().unwrap_or(0.0)
     };
     let others = (0..4).filter(|&color| color != hot).map(lost).fold(0.0, f64::max);
-    let saturated = last.colors[hot].tier == Ok(quell_llc::Tier::Saturated);
+    let saturated = last.period.colors[hot].tier == Some(quell_llc::Tier::Saturated);
     assert!(saturated || lost(hot) > 1.5 * others, "hot {}, others {others}", lost(hot));
 }
 

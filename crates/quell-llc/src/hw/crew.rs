@@ -198,7 +198,7 @@ mod tests {
     /// Two stations on one CPU, one of them with a helper there too: slow, but everybody gets their turn.
     #[test]
     fn jobs_are_done_in_order_whoever_does_them() {
-        let cpu = quell_topology::allowed_cpus().unwrap()[0];
+        let cpu = quell_topology::affinity::allowed().unwrap()[0];
         let stations = vec![Station { main: cpu, helper: Some(cpu) }, Station { main: cpu, helper: None }];
         let mut crew = HwCrew::new(64, 2.5e6, stations).unwrap();
         let lines: Vec<Line> = (0..64).map(|page| Line::new(page, 3)).collect();

@@ -7,7 +7,7 @@ use super::build::{BuildSettings, Built, Failure, build};
 use super::filter::sort_by_color;
 use super::search::SearchFailure;
 use super::test::LlcTest;
-use crate::calibrate::{Discriminator, calibrate};
+use crate::calibrate::{Calibration, Discriminator, calibrate};
 use crate::color::{Classification, ClassifyError, L2, Pool, classify};
 use crate::evset::test::Level;
 use crate::layout::Layout;
@@ -25,7 +25,9 @@ pub struct Shape {
 
 /// Candidates per line of the LLC.
 const POOL_FACTOR: u64 = 3;
-/// Pages of the pool from which colors are learnt, at least.
+/// Pages of the pool from which colors are learnt, over the least that can be sorted …
+const COLOR_POOL_OF_LEAST: u32 = 3;
+/// … and at least.
 const COLOR_PAGES: u32 = 2048;
 
 impl Shape {
@@ -38,7 +40,7 @@ impl Shape {
     }
 
     fn color_pool(self) -> Pool {
-        Pool { first: 0, count: self.l2.least_pages().max(COLOR_PAGES) }
+        Pool { first: 0, count: (self.l2.least_pages() * COLOR_POOL_OF_LEAST).max(COLOR_PAGES) }
     }
 }
 
@@ -108,8 +110,8 @@ pub fn construct(
     let seed = settings.seed;
     let layout = Layout::new(shape.l2.size, seed);
     let start = one(crew, &|memory| memory.now());
-    let limits = one(crew, &|memory| calibrate(memory, shape.l2.size, &layout).discriminator)
-        .map_err(ConstructError::Calibration)?;
+    let calibration = one(crew, &|memory| calibrate(memory, shape.l2.size, &layout));
+    let limits = limits(&calibration).map_err(ConstructError::Calibration)?;
     go_on(Stage::Coloring)?;
     let pool = shape.color_pool();
     let colors = one(crew, &|memory| classify(memory, shape.l2, pool, seed))?;
@@ -124,10 +126,24 @@ pub fn construct(
     }
     let filtered = one(crew, &|memory| memory.now());
     let test = LlcTest::new(Level::llc(limits));
-    let built = build(crew, &test, &pages, settings, &|sets| progress(Stage::Building(sets)));
+    let mut built = build(crew, &test, &pages, settings, &|sets| progress(Stage::Building(sets)));
+    // Colors that were not found are missing sets as well.
+    built.wanted = settings.wanted(pages.len().max(shape.l2.expected_colors() as usize));
     let ms = |from: Ticks, to: Ticks| to.since(from).0 as f64 / per_ms;
     let before_ms = [ms(start, colored), ms(colored, filtered)];
     Ok(Construction { shape, limits, colors, pages, test, built, helpers, before_ms })
+}
+
+/// The hit/miss limit, if lines in the LLC read as hits by it: a limit between L2 and LLC would make eviction sets
+/// of the L2 look right.
+fn limits(calibration: &Calibration) -> Result<Discriminator, String> {
+    let limits = calibration.discriminator.clone()?;
+    let in_llc = &calibration.classes[1].single_ticks;
+    let misses = in_llc.iter().filter(|&&ticks| ticks > f64::from(limits.miss_above)).count();
+    if 2 * misses > in_llc.len() {
+        return Err(format!("{misses} of {} lines that should be in the LLC read as misses", in_llc.len()));
+    }
+    Ok(limits)
 }
 
 fn one<R: Send>(crew: &mut impl Crew, work: &(dyn Fn(&mut &mut dyn Memory) -> R + Sync)) -> R {

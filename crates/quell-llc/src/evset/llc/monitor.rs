@@ -5,7 +5,7 @@
 //! in the next period.
 
 use quell_core::stats::survival::{DEFAULT_SHAPE, Window};
-use quell_core::stats::{Ewma, Hysteresis, quantile};
+use quell_core::stats::{Ewma, Hysteresis, mean, quantile};
 use quell_core::{Crew, Estimate, Line, Memory, Sample, Ticks};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -15,6 +15,8 @@ use super::construct::{ConstructError, Construction, Shape, Stage, construct};
 use super::test::LlcTest;
 use crate::attribution::Verdict;
 use crate::calibrate::{Counts, Discriminator};
+use crate::color::ColorRate;
+use crate::color::tracker::{ColorPeriod, ColorTracker};
 use crate::curve::{Curve, Observation};
 use crate::evset::test::{Outcome, Rule, Tally};
 use crate::monitor::{Discarded, EWMA_OLD, Period, Settings, TIER_ROUNDS, refusal};
@@ -66,21 +68,6 @@ impl Rebuild {
     }
 }
 
-/// How one color fared.
-#[derive(Clone, Debug)]
-pub struct ColorPeriod {
-    /// The color.
-    pub color: u32,
-    /// Valid sets that took part.
-    pub sets: usize,
-    /// Percent evicted per ms over 7 ms.
-    pub rate_pct_per_ms: Estimate,
-    /// Moving average of the rate; none while it is unknown.
-    pub ewma_rate_pct_per_ms: Option<f64>,
-    /// The tier in force, or why it cannot be told.
-    pub tier: Result<Tier, String>,
-}
-
 /// A set that no longer evicts its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken {
@@ -99,8 +86,6 @@ pub struct EvsetPeriod {
     pub period: Period,
     /// Valid sets over wanted ones at the end of the period, in percent.
     pub coverage_pct: f64,
-    /// By color.
-    pub colors: Vec<ColorPeriod>,
     /// Sets found broken in this period; they are taken out, and took no part in its figures.
     pub broken: Vec<Broken>,
     /// Sets that were built to replace broken ones.
@@ -125,7 +110,7 @@ pub struct EvsetMonitor {
     rng: Xoshiro256PlusPlus,
     shape: Ewma,
     all: Track,
-    colors: Vec<Track>,
+    colors: ColorTracker,
     lost_at_once: Vec<f64>,
     index: u32,
 }
@@ -208,7 +193,7 @@ impl EvsetMonitor {
             rng: Xoshiro256PlusPlus::seed_from_u64(build.seed),
             shape: Ewma::new(EWMA_OLD),
             all: Track::default(),
-            colors: vec![Track::default(); construction.pages.len()],
+            colors: tracker(&construction),
             lost_at_once: Vec::new(),
             index: 0,
             build,
@@ -273,20 +258,19 @@ impl EvsetMonitor {
         let (valid, cpu_ms) = retest(crew, &shares, &test);
         harvest.cpu_ms += cpu_ms;
         let broken = self.take_out(&half, &valid);
-        harvest.collect(&windows, &half, &valid, self.colors.len());
+        harvest.collect(&windows, &half, &valid, self.colors.colors() as usize);
         let refilled = if broken.is_empty() || !keep_on() { 0 } else { self.refill(crew) };
         let end = begin + Ticks((self.settings.period_ms * per_ms) as u64);
         if keep_on() {
             crew.run(vec![(); crew.members()], &|memory, ()| memory.sleep_until(end));
         }
         let wall_ms = now(crew).0.since(start).0 as f64 / per_ms;
-        let period = self.conclude(&harvest, false_hits, lost_at_once, center_ms, wall_ms);
-        let colors = self.conclude_colors(&harvest, lost_at_once, period.refusal.as_ref());
+        let mut period = self.conclude(&harvest, false_hits, lost_at_once, center_ms, wall_ms);
+        period.colors = self.conclude_colors(&harvest, lost_at_once, period.refusal.as_deref());
         self.index += 1;
         EvsetPeriod {
             period,
             coverage_pct: self.construction.built.coverage_pct(),
-            colors,
             broken,
             refilled,
             rebuilt,
@@ -331,9 +315,8 @@ impl EvsetMonitor {
         self.lost = match outcome {
             Ok(construction) => {
                 let verdict = construction.verdict();
-                self.colors.resize(construction.pages.len(), Track::default());
                 // Colors are named anew, so their past means nothing.
-                self.colors.fill(Track::default());
+                self.colors = tracker(&construction);
                 self.construction = construction;
                 verdict.err()
             }
@@ -408,6 +391,7 @@ impl EvsetMonitor {
             tier: self.all.tier(tier),
             source: Verdict::unknown("eviction sets are not compared with this VM's own load; the canary is"),
             windows: harvest.windows,
+            colors: Vec::new(),
             discarded: Discarded { placement: curve.jumps.round() as usize, ..harvest.discarded },
             refusal,
             false_hits,
@@ -424,31 +408,56 @@ impl EvsetMonitor {
         &mut self,
         harvest: &Harvest,
         lost_at_once: f64,
-        refusal: Option<&String>,
+        refusal: Option<&str>,
     ) -> Vec<ColorPeriod> {
-        let shape = self.expected_shape();
-        let tiers = self.settings.tiers;
-        let tracks = self.colors.iter_mut().zip(&harvest.colors).zip(&harvest.sets).enumerate();
-        tracks
-            .map(|(color, ((track, observations), &sets))| {
-                let curve = Curve::fit(observations, lost_at_once, shape);
-                let rate = refusal
-                    .map_or_else(|| curve.rate_pct_per_ms(), |reason| Estimate::unknown(reason.clone()));
-                let tier = refusal.map_or_else(|| curve.tier(tiers), |reason| Err(reason.clone()));
-                ColorPeriod {
-                    color: color as u32,
-                    sets,
-                    ewma_rate_pct_per_ms: track.rate(&rate),
-                    rate_pct_per_ms: rate,
-                    tier: track.tier(tier),
-                }
-            })
-            .collect()
+        let (shape, tiers) = (self.expected_shape(), self.settings.tiers);
+        let lost: Vec<Vec<f64>> = harvest
+            .colors
+            .iter()
+            .map(|windows| windows.iter().map(|o| (o.window.share - lost_at_once) * 100.0).collect())
+            .collect();
+        let rates = harvest.colors.iter().enumerate().map(|(color, observations)| {
+            let curve = Curve::fit(observations, lost_at_once, shape);
+            let others: Vec<&Vec<f64>> =
+                lost.iter().enumerate().filter(|(other, _)| *other != color).map(|(_, lost)| lost).collect();
+            let excess: Vec<f64> = lost[color]
+                .iter()
+                .enumerate()
+                .filter_map(|(window, lost)| {
+                    let others: Vec<f64> =
+                        others.iter().filter_map(|lost| lost.get(window)).copied().collect();
+                    Some(lost - mean(&others)?)
+                })
+                .collect();
+            ColorRate {
+                color: color as u32,
+                lost_pct: mean_of(&lost[color]),
+                excess_pct: mean_of(&excess),
+                rate_pct_per_ms: curve.rate_pct_per_ms(),
+                tier: curve.tier(tiers),
+            }
+        });
+        self.colors.update(rates.collect(), refusal)
     }
 
     fn expected_shape(&self) -> f64 {
         self.shape.get().unwrap_or(DEFAULT_SHAPE)
     }
+}
+
+fn tracker(construction: &Construction) -> ColorTracker {
+    ColorTracker::new(construction.pages.len() as u32, EWMA_OLD, TIER_ROUNDS)
+}
+
+/// The mean of a few windows, with an interval from their spread.
+fn mean_of(values: &[f64]) -> Estimate {
+    let n = values.len();
+    let Some(center) = mean(values).filter(|_| n >= 2) else {
+        return Estimate::unknown("fewer than 2 valid windows");
+    };
+    let variance = values.iter().map(|value| (value - center).powi(2)).sum::<f64>() / (n - 1) as f64;
+    let half = 1.96 * (variance / n as f64).sqrt();
+    Estimate::known(center, [center - half, center + half], n)
 }
 
 fn now(crew: &mut impl Crew) -> (Ticks, f64) {
@@ -566,8 +575,6 @@ struct Harvest {
     discarded: Discarded,
     all: Vec<Observation>,
     colors: Vec<Vec<Observation>>,
-    /// Valid sets by color.
-    sets: Vec<usize>,
     probe_ms: Vec<f64>,
     cpu_ms: f64,
 }
@@ -580,10 +587,6 @@ impl Harvest {
     /// Takes in windows over the sets `half`, of which `valid` count.
     fn collect(&mut self, windows: &[Vec<Shot>], half: &[EvictionSet], valid: &[bool], colors: usize) {
         self.colors = vec![Vec::new(); colors];
-        self.sets = vec![0; colors];
-        for (set, _) in half.iter().zip(valid).filter(|(_, valid)| **valid) {
-            self.sets[set.color as usize] += 1;
-        }
         for (number, shots) in windows.iter().enumerate() {
             self.windows += 1;
             self.probe_ms.extend(shots.iter().map(|shot| shot.probe_ms));
