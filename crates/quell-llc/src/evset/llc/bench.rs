@@ -1,7 +1,7 @@
 //! How good the construction is: simulated machines whose true sets are known. Schema `quell.build/1`, see
 //! `docs/json.md`.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::build::{BuildSettings, Built, build};
 use super::construct::{Construction, Shape, construct};
+use super::report::FailureCount;
 use super::search::Method;
 use crate::color::L2;
 use crate::truth::l2_bytes;
@@ -115,7 +116,7 @@ pub struct BuildResult {
     /// The part of it that building took.
     pub build_sim_seconds: f64,
     /// Failed tries by reason, those made good later included.
-    pub failures: BTreeMap<String, u32>,
+    pub failures: Vec<FailureCount>,
     /// Why there are no usable sets and the color canary is to be used; `null` if there are.
     pub fallback: Option<String>,
 }
@@ -186,7 +187,7 @@ fn one(case: &Case, slots: u32, seed: u64, stop: &AtomicBool) -> Result<Option<B
         ratio: None,
         sim_seconds,
         build_sim_seconds: 0.0,
-        failures: BTreeMap::new(),
+        failures: Vec::new(),
         fallback: None,
     };
     if stop.load(Ordering::Relaxed) {
@@ -229,7 +230,7 @@ impl BuildResult {
         self.coverage_pct = built.coverage_pct();
         self.accesses = built.accesses;
         self.build_sim_seconds = built.ms / 1e3;
-        self.failures = built.failures.iter().map(|(failure, count)| (failure.to_string(), *count)).collect();
+        self.failures = FailureCount::list(&built.failures);
         self.fallback = found.verdict().err();
     }
 
@@ -241,8 +242,7 @@ impl BuildResult {
                 && set.lines.iter().all(|&line| memory.llc_set(line) == home)
         });
         let valid = valid.count();
-        let slices: std::collections::BTreeSet<u32> =
-            built.sets.iter().map(|set| memory.slice(set.target)).collect();
+        let slices: BTreeSet<u32> = built.sets.iter().map(|set| memory.slice(set.target)).collect();
         if !built.sets.is_empty() {
             self.valid_pct = Some(valid as f64 / built.sets.len() as f64 * 100.0);
             self.slices_pct = Some(slices.len() as f64 / f64::from(config.llc.slices) * 100.0);

@@ -1,12 +1,11 @@
 //! Eviction sets of the real machine: who builds them, and what came of it. Schema `quell.evsets/1`, see
 //! `docs/json.md`.
 
-use std::collections::BTreeMap;
-
 use quell_core::{Bytes, CpuId, LlcId};
 use quell_topology::{Topology, tsc_ticks_per_ms};
 use serde::Serialize;
 
+use super::build::Failures;
 use super::construct::{ConstructError, Construction, Shape};
 use crate::color::L2;
 use crate::hw::{CrewError, HwCrew, Station};
@@ -89,6 +88,17 @@ pub struct FailureCount {
     pub reason: String,
     /// Failed tries.
     pub tries: u32,
+}
+
+impl FailureCount {
+    /// The most frequent first.
+    #[must_use]
+    pub fn list(failures: &Failures) -> Vec<Self> {
+        let mut list: Vec<Self> =
+            failures.iter().map(|(failure, &tries)| Self { reason: failure.to_string(), tries }).collect();
+        list.sort_by_key(|failure| std::cmp::Reverse(failure.tries));
+        list
+    }
 }
 
 /// Durations, in ms.
@@ -186,15 +196,6 @@ impl EvsetsReport {
 
     fn with(self, found: &Construction) -> Self {
         let built = &found.built;
-        let failures: BTreeMap<u32, Vec<String>> =
-            built.failures.iter().fold(BTreeMap::new(), |mut by, (failure, &n)| {
-                by.entry(n).or_default().push(failure.to_string());
-                by
-            });
-        let failures = failures.into_iter().rev();
-        let failures = failures.flat_map(|(tries, reasons)| {
-            reasons.into_iter().map(move |reason| FailureCount { reason, tries })
-        });
         Self {
             ways: built.ways,
             way_limited: found.way_limited(),
@@ -205,7 +206,7 @@ impl EvsetsReport {
             coverage_pct: built.coverage_pct(),
             llc_sets_per_color: built.sets_per_color,
             sizes: built.sizes.iter().map(|(&lines, &sets)| SizeCount { lines, sets }).collect(),
-            failures: failures.collect(),
+            failures: FailureCount::list(&built.failures),
             accesses: built.accesses,
             void_trials: built.void,
             duration_ms: Durations {
