@@ -9,6 +9,8 @@ pub mod report;
 pub mod search;
 pub mod test;
 pub mod verify;
+mod window;
+mod worker;
 
 pub use build::{BuildSettings, Built, EvictionSet, Failure, build};
 pub use construct::{ConstructError, Construction, Shape, Stage, construct};
