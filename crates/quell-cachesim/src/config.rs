@@ -1,6 +1,6 @@
 //! What is simulated, as plain data.
 
-use crate::sets::MAX_WAYS;
+use crate::sets::{MAX_ORDERED_WAYS, MAX_WAYS};
 
 /// How a level chooses the line that makes room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct L1 {
 pub struct Level {
     /// Number of sets (of one slice), a power of two.
     pub sets: u32,
-    /// Ways of a set, 1 to 16.
+    /// Ways of a set, 1 to 32; up to 16 with the policies that keep the order of use.
     pub ways: u32,
     /// Replacement policy.
     pub replacement: Replacement,
@@ -84,6 +84,9 @@ pub struct Llc {
     pub slices: u32,
     /// Relation to L2.
     pub inclusion: Inclusion,
+    /// Directory of privately held lines. With it, a non-inclusive LLC keeps a copy of what two of our vCPUs hold
+    /// and gives up its copy of what one of them takes back.
+    pub snoop_filter: Option<SnoopFilter>,
     /// Standard deviation of the log of the sets' pressure: other people's hot lines hold more ways of one set
     /// than of another, so foreign insertions reach our lines faster there. The mean over the sets is 1.
     pub set_log_sd: f64,
@@ -91,6 +94,20 @@ pub struct Llc {
     pub our_ways: u32,
     /// Ways that everybody else's fills may use.
     pub their_ways: u32,
+}
+
+/// The directory of lines that are in private caches and not in a non-inclusive LLC (Yan et al., "Attack
+/// directories, not caches: side channel attacks in a non-inclusive world", S&P 2019). It has the LLC's sets and
+/// slices. A line whose entry is evicted leaves the private caches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SnoopFilter {
+    /// Ways of a set.
+    pub ways: u32,
+    /// Replacement policy.
+    pub replacement: Replacement,
+    /// Foreign entries that evict another, in relation to foreign insertions into the LLC: entries are also freed
+    /// when a line leaves its private cache, so most find a free way.
+    pub pressure: f64,
 }
 
 /// A next-line, buddy-line and stride prefetcher into L2.
@@ -125,6 +142,8 @@ pub struct Timing {
     pub tlb_entries: u32,
     /// Flushing one line.
     pub flush: f64,
+    /// Handing a batch of loads to a helper vCPU and hearing that it is done.
+    pub handover: f64,
     /// Standard deviation of the log of a latency in the LLC and in memory.
     pub noise: [f64; 2],
     /// Probability that a load from the LLC or from memory queues behind others …
@@ -287,9 +306,13 @@ impl Level {
         ensure(
             (1..=MAX_WAYS).contains(&self.ways),
             "the number of ways",
-            "between 1 and 16",
+            "between 1 and 32",
             f64::from(self.ways),
         )?;
+        if matches!(self.replacement, Replacement::Lru | Replacement::LruInsertion { .. }) {
+            let few = self.ways <= MAX_ORDERED_WAYS;
+            ensure(few, "the number of ways in order of use", "at most 16", f64::from(self.ways))?;
+        }
         if let Replacement::LruInsertion { depth } = self.replacement {
             ensure(depth > 0, "the insertion depth", "positive", f64::from(depth))?;
         }
@@ -347,7 +370,7 @@ impl Config {
     /// Bytes of one LLC that our lines can occupy.
     #[must_use]
     pub fn usable_llc_bytes(&self) -> u64 {
-        let ways = self.llc.our_ways & ((1 << self.llc.slice.ways) - 1);
+        let ways = self.llc.our_ways & (((1u64 << self.llc.slice.ways) - 1) as u32);
         u64::from(self.llc_sets()) * u64::from(ways.count_ones()) * 64
     }
 
@@ -368,7 +391,12 @@ impl Config {
         let L1 { sets, ways } = self.l1;
         let one_page = sets.is_power_of_two() && sets <= 64;
         ensure(one_page, "the number of L1 sets", "a power of two up to 64", f64::from(sets))?;
-        ensure((1..=MAX_WAYS).contains(&ways), "the number of L1 ways", "between 1 and 16", f64::from(ways))?;
+        ensure(
+            (1..=MAX_ORDERED_WAYS).contains(&ways),
+            "the number of L1 ways",
+            "between 1 and 16",
+            f64::from(ways),
+        )?;
         self.l2.check()?;
         self.llc.slice.check()?;
         let spread = self.llc.set_log_sd;
@@ -378,8 +406,19 @@ impl Config {
         for (what, ways) in
             [("our LLC way mask", self.llc.our_ways), ("their LLC way mask", self.llc.their_ways)]
         {
-            let inside = ways != 0 && ways < 1 << self.llc.slice.ways;
+            let inside = ways != 0 && u64::from(ways) < 1 << self.llc.slice.ways;
             ensure(inside, what, "a non-empty set of existing ways", f64::from(ways))?;
+        }
+        if let Some(filter) = self.llc.snoop_filter {
+            Level { ways: filter.ways, replacement: filter.replacement, ..self.llc.slice }.check()?;
+            not_negative("the pressure on the snoop filter", filter.pressure)?;
+            let fits = self.llc.inclusion == Inclusion::NonInclusive;
+            ensure(
+                fits,
+                "the snoop filter's ways",
+                "absent unless the LLC is non-inclusive",
+                f64::from(filter.ways),
+            )?;
         }
         ensure(self.prefetch.next < 64, "the prefetch distance", "below 64", f64::from(self.prefetch.next))?;
         self.check_timing()?;
@@ -413,8 +452,10 @@ impl Config {
         for value in t.latency.into_iter().chain(t.overlapped) {
             positive("a latency", value)?;
         }
-        for value in
-            [t.overhead, t.between, t.flush, t.queue_ticks].into_iter().chain(t.tlb_miss).chain(t.noise)
+        for value in [t.overhead, t.between, t.flush, t.handover, t.queue_ticks]
+            .into_iter()
+            .chain(t.tlb_miss)
+            .chain(t.noise)
         {
             not_negative("a duration or its noise", value)?;
         }

@@ -31,6 +31,8 @@ pub(crate) struct Geometry {
     indexing: Indexing,
     backing: Backing,
     seed: u64,
+    /// Units of the host that replaced others while the guest ran.
+    replaced: u64,
 }
 
 impl Geometry {
@@ -46,6 +48,7 @@ impl Geometry {
             indexing: config.indexing,
             backing: config.backing,
             seed: mix(seed),
+            replaced: 0,
         }
     }
 
@@ -59,9 +62,27 @@ impl Geometry {
         };
         for page in first..start + n {
             let frame = self.frame(page);
-            self.pages.push(Page { index: self.page_index(frame), hash: fold(frame << 6, 1) });
+            self.pages.push(self.indexed(frame));
         }
         start
+    }
+
+    /// Moves a page to a frame that no page has had.
+    pub fn remap(&mut self, page: u32) {
+        // Guest pages are numbered from below, replacements from above.
+        let frame = match self.backing {
+            Backing::Small => permute((1 << SMALL_BITS) - 1 - self.replaced, SMALL_BITS, self.seed),
+            Backing::Huge => {
+                let unit = permute((1 << HUGE_BITS) - 1 - self.replaced, HUGE_BITS, self.seed);
+                unit << HUGE_SHIFT | u64::from(page & ((1 << HUGE_SHIFT) - 1))
+            }
+        };
+        self.replaced += 1;
+        self.pages[page as usize] = self.indexed(frame);
+    }
+
+    fn indexed(&self, frame: u64) -> Page {
+        Page { index: self.page_index(frame), hash: fold(frame << 6, 1) }
     }
 
     pub fn pages(&self) -> u32 {

@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::host;
-use crate::sets::MAX_WAYS;
+use crate::sets::MAX_ORDERED_WAYS;
 
 /// No line has this number.
 const NONE: u32 = u32::MAX;
@@ -10,13 +10,16 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 pub(crate) struct L1 {
     /// Most recent first; what lies behind the last way is not looked at.
-    sets: Vec<[u32; MAX_WAYS as usize]>,
+    sets: Vec<[u32; MAX_ORDERED_WAYS as usize]>,
     ways: u32,
 }
 
 impl L1 {
     pub fn new(config: config::L1) -> Self {
-        Self { sets: vec![[NONE; MAX_WAYS as usize]; config.sets as usize], ways: (1 << config.ways) - 1 }
+        Self {
+            sets: vec![[NONE; MAX_ORDERED_WAYS as usize]; config.sets as usize],
+            ways: (1 << config.ways) - 1,
+        }
     }
 
     #[inline]
@@ -53,7 +56,7 @@ impl L1 {
         let set = self.set(tag);
         let lines = &mut self.sets[set];
         let before = *lines;
-        lines[1..].copy_from_slice(&before[..MAX_WAYS as usize - 1]);
+        lines[1..].copy_from_slice(&before[..MAX_ORDERED_WAYS as usize - 1]);
         lines[0] = tag;
     }
 
@@ -66,7 +69,7 @@ impl L1 {
     }
 
     pub fn clear(&mut self) {
-        self.sets.fill([NONE; MAX_WAYS as usize]);
+        self.sets.fill([NONE; MAX_ORDERED_WAYS as usize]);
     }
 }
 

@@ -31,6 +31,7 @@ mod geometry;
 mod history;
 mod host;
 mod l1;
+mod machine;
 mod presets;
 mod rng;
 mod sets;
@@ -44,8 +45,8 @@ mod vcpu;
 
 pub use config::{
     Backing, Burst, Config, ConfigError, Inclusion, Indexing, L1, Level, Llc, Pause, Placement, Polluter,
-    Prefetch, Replacement, Timing, Traffic,
+    Prefetch, Replacement, SnoopFilter, Timing, Traffic,
 };
 pub use history::{History, RECORDED_PAUSE_MS};
 pub use shared::Evictions;
-pub use sim::{Place, Sim, SimMemory};
+pub use sim::{Place, Sim, SimCrew, SimMemory};

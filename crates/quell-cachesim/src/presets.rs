@@ -1,8 +1,8 @@
-//! Two machines. `docs/simulator.md` compares the second with what was measured on a real one.
+//! The machines. `docs/simulator.md` compares Milan with what was measured on a real one.
 
 use crate::config::{
     Backing, Burst, Config, Inclusion, Indexing, L1, Level, Llc, Pause, Placement, Prefetch, Replacement,
-    Timing, Traffic,
+    SnoopFilter, Timing, Traffic,
 };
 
 impl Config {
@@ -23,8 +23,11 @@ impl Config {
                 slice: Level { sets: 2048, ways: 11, replacement: Replacement::Srrip },
                 // EvCache.
                 slices: 20,
-                // SDM: non-inclusive. The snoop filter is not simulated.
+                // SDM: non-inclusive.
                 inclusion: Inclusion::NonInclusive,
+                // 12 ways: Yan et al. (S&P 2019). Policy assumed; pressure assumed from two thirds of the entries
+                // being in use, so that a tenth of the sets has no free way.
+                snoop_filter: Some(SnoopFilter { ways: 12, replacement: Replacement::Lru, pressure: 0.1 }),
                 // Assumed.
                 set_log_sd: 0.25,
                 our_ways: 0x7ff,
@@ -53,6 +56,7 @@ impl Config {
                 tlb_entries: 1024,
                 // Assumed.
                 flush: 40.0,
+                handover: 300.0,
                 // Assumed.
                 noise: [0.05, 0.12],
                 queue_probability: 0.002,
@@ -74,6 +78,72 @@ impl Config {
             oversleep_ms: [0.06, 0.4],
             // Linux accounts CPU time in ticks of 10 ms in /proc/stat (USER_HZ 100).
             load_step_ms: 10.0,
+        }
+    }
+
+    /// An Intel Ice Lake-SP server with 32 LLC slices.
+    ///
+    /// Sources: "SDM" as for [`Config::skylake_sp`]; whatever is not marked otherwise is taken over from there.
+    #[must_use]
+    pub fn ice_lake_sp() -> Self {
+        let base = Self::skylake_sp();
+        Self {
+            // SDM: 48 KiB, 12 ways.
+            l1: L1 { sets: 64, ways: 12 },
+            // SDM: 1.25 MiB, 20 ways. Policy assumed: a tree does not fit 20 ways.
+            l2: Level { sets: 1024, ways: 20, replacement: Replacement::Srrip },
+            llc: Llc {
+                // SDM: 1.5 MiB a slice, 12 ways.
+                slice: Level { sets: 2048, ways: 12, replacement: Replacement::Srrip },
+                // SDM: a 32-core part.
+                slices: 32,
+                our_ways: 0xfff,
+                their_ways: 0xfff,
+                // 16 ways: "Last-Level Cache Side-Channel Attacks Are Feasible in the Modern Public Cloud"
+                // (arXiv 2405.12469).
+                snoop_filter: Some(SnoopFilter { ways: 16, replacement: Replacement::Lru, pressure: 0.1 }),
+                ..base.llc
+            },
+            timing: Timing {
+                // Assumed: a 2.9 GHz part, LLC at 25 ns and memory at 90 ns.
+                ticks_per_ms: 2_900_000.0,
+                latency: [5.0, 14.0, 62.0, 255.0],
+                overlapped: [0.5, 1.0, 5.5, 15.0],
+                ..base.timing
+            },
+            // Assumed: the same pressure on a set as on Skylake-SP.
+            neighbors: scaled(&base, 65_536),
+            ..base
+        }
+    }
+
+    /// An Intel Sapphire Rapids server with 56 LLC slices.
+    ///
+    /// Sources as for [`Config::ice_lake_sp`], from which the rest is taken over.
+    #[must_use]
+    pub fn sapphire_rapids() -> Self {
+        let base = Self::ice_lake_sp();
+        Self {
+            // SDM: 2 MiB, 16 ways: 32 page colors. Policy assumed.
+            l2: Level { sets: 2048, ways: 16, replacement: Replacement::Srrip },
+            llc: Llc {
+                // SDM: 1.875 MiB a slice, 15 ways.
+                slice: Level { sets: 2048, ways: 15, replacement: Replacement::Srrip },
+                // SDM: 105 MiB.
+                slices: 56,
+                our_ways: 0x7fff,
+                their_ways: 0x7fff,
+                ..base.llc
+            },
+            timing: Timing {
+                // Assumed: a 2.4 GHz counter, LLC at 33 ns and memory at 115 ns.
+                ticks_per_ms: 2_400_000.0,
+                latency: [5.0, 14.0, 72.0, 270.0],
+                ..base.timing
+            },
+            // Assumed: the same pressure on a set as on Skylake-SP.
+            neighbors: scaled(&Self::skylake_sp(), 114_688),
+            ..base
         }
     }
 
@@ -105,6 +175,8 @@ impl Config {
                 slices: 8,
                 // PPR: victim cache. Moving the line out on a hit is measured (swaps with L2).
                 inclusion: Inclusion::Exclusive,
+                // The probe filter sits beyond the LLC.
+                snoop_filter: None,
                 // Fitted: shape of the survival curve.
                 set_log_sd: 0.33,
                 our_ways: 0xffff,
@@ -132,6 +204,7 @@ impl Config {
                 tlb_entries: 2048,
                 // Assumed.
                 flush: 60.0,
+                handover: 400.0,
                 // Assumed, from the spread between L3 (98-150) and memory (220 and more).
                 noise: [0.08, 0.18],
                 queue_probability: 0.01,
@@ -159,4 +232,19 @@ impl Config {
             load_step_ms: 10.0,
         }
     }
+    /// An AMD EPYC "Genoa" VM with two LLCs of 32 MiB in reach.
+    ///
+    /// Milan with the larger L2 of Zen 4 (AMD's Processor Programming Reference for family 19h, model 11h: 1 MiB,
+    /// 8 ways). That its index is hashed as on Milan, and everything else, is assumed.
+    #[must_use]
+    pub fn genoa() -> Self {
+        let base = Self::milan();
+        Self { l2: Level { sets: 2048, ..base.l2 }, ..base }
+    }
+}
+
+/// The neighbors of `base` with the same insertions per set into an LLC of `sets` sets.
+fn scaled(base: &Config, sets: u32) -> Vec<Traffic> {
+    let factor = f64::from(sets) / f64::from(base.llc_sets());
+    base.clone().scale_neighbors(factor).neighbors
 }

@@ -1,4 +1,4 @@
-//! One cache level: sets of up to 16 ways with their replacement state, in compact arrays.
+//! One cache level: sets of up to 32 ways with their replacement state, in compact arrays.
 //!
 //! Only lines of our own arenas have a tag. A foreign line is merely a valid way that is not ours: nobody
 //! ever looks for it, so nothing but its replacement state has to be kept.
@@ -8,7 +8,11 @@ use crate::host;
 use crate::rng::Rng;
 
 /// Most ways that a level can have.
-pub(crate) const MAX_WAYS: u32 = 16;
+pub(crate) const MAX_WAYS: u32 = 32;
+/// Most ways of a level that keeps its lines in order of use.
+pub(crate) const MAX_ORDERED_WAYS: u32 = 16;
+/// Tags that are compared together.
+const GROUP: u32 = 16;
 
 const NIBBLES: u64 = 0x1111_1111_1111_1111;
 
@@ -16,25 +20,25 @@ const NIBBLES: u64 = 0x1111_1111_1111_1111;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ways {
     /// Bit i stands for way i.
-    pub bits: u16,
-    /// Bit 4i stands for way i.
+    pub bits: u32,
+    /// Bit 2i stands for way i.
     spread: u64,
 }
 
 impl Ways {
-    pub fn new(bits: u16) -> Self {
-        let spread = (0..MAX_WAYS).filter(|way| bits >> way & 1 == 1).map(|way| 1u64 << (4 * way)).sum();
+    pub fn new(bits: u32) -> Self {
+        let spread = (0..MAX_WAYS).filter(|way| bits >> way & 1 == 1).map(|way| 1u64 << (2 * way)).sum();
         Self { bits, spread }
     }
 
     pub fn first(n: u32) -> Self {
-        Self::new((((1u32 << n) - 1) & 0xffff) as u16)
+        Self::new(((1u64 << n) - 1) as u32)
     }
 }
 
 #[repr(align(64))]
 #[derive(Clone, Copy, Debug)]
-struct Tags([u32; MAX_WAYS as usize]);
+struct Tags([u32; GROUP as usize]);
 
 /// What is known of a set beside its tags.
 #[derive(Clone, Copy, Debug)]
@@ -43,11 +47,11 @@ pub(crate) struct SetState {
     repl: u64,
     /// Integrated foreign traffic up to which this set is current (see [`crate::traffic`]).
     pub seen: [f64; 2],
-    valid: u16,
+    valid: u32,
     /// Ways that hold a line of our arenas.
-    pub own: u16,
+    pub own: u32,
     /// Ways whose line has been re-used in the level below (see [`Sets::fill`]).
-    reused: u16,
+    reused: u32,
 }
 
 /// A line of ours that had to leave.
@@ -61,6 +65,10 @@ pub(crate) struct Victim {
 #[derive(Clone, Debug)]
 pub(crate) struct Sets {
     tags: Vec<Tags>,
+    /// Groups of tags in a set: 1 or 2.
+    groups: usize,
+    /// Levels of the tree of tree-PLRU.
+    levels: u32,
     pub state: Vec<SetState>,
     policy: Replacement,
     pub all: Ways,
@@ -72,8 +80,11 @@ impl Sets {
         let ordered = matches!(policy, Replacement::Lru | Replacement::LruInsertion { .. });
         let repl = if ordered { 0xfedc_ba98_7654_3210 } else { 0 };
         let state = SetState { repl, seen: [0.0; 2], valid: 0, own: 0, reused: 0 };
+        let groups = ways.div_ceil(GROUP) as usize;
         Self {
-            tags: vec![Tags([0; MAX_WAYS as usize]); sets as usize],
+            tags: vec![Tags([0; GROUP as usize]); sets as usize * groups],
+            groups,
+            levels: GROUP.ilog2() + groups as u32 - 1,
             state: vec![state; sets as usize],
             policy,
             all: Ways::first(ways),
@@ -87,20 +98,29 @@ impl Sets {
         if own == 0 {
             return None;
         }
-        let hits = host::equal_lanes(&self.tags[set].0, tag) & u32::from(own);
+        let mut equal = host::equal_lanes(&self.tags[set * self.groups].0, tag);
+        if self.groups > 1 {
+            equal |= host::equal_lanes(&self.tags[set * self.groups + 1].0, tag) << GROUP;
+        }
+        let hits = equal & own;
         (hits != 0).then(|| hits.trailing_zeros())
     }
 
     /// The line in `way`, if it is ours.
     pub fn tag(&self, set: usize, way: u32) -> u32 {
-        self.tags[set].0[way as usize]
+        self.tags[set * self.groups + (way / GROUP) as usize].0[(way % GROUP) as usize]
+    }
+
+    #[inline]
+    fn tag_mut(&mut self, set: usize, way: u32) -> &mut u32 {
+        &mut self.tags[set * self.groups + (way / GROUP) as usize].0[(way % GROUP) as usize]
     }
 
     /// Starts fetching a set's state and tags into the cache of the machine that runs the simulation.
     #[inline]
     pub fn hint(&self, set: usize) {
         host::fetch(&self.state[set]);
-        host::fetch(&self.tags[set]);
+        host::fetch(&self.tags[set * self.groups]);
     }
 
     /// The line of ours that a fill would probably evict. A guess that is only good for [`Sets::hint`].
@@ -111,7 +131,7 @@ impl Sets {
             Replacement::Lru | Replacement::LruInsertion { .. } => {
                 (state.repl >> (4 * (self.all.bits.count_ones() - 1)) & 15) as u32
             }
-            Replacement::TreePlru => tree_victim(state.repl, self.all),
+            Replacement::TreePlru => tree_victim(state.repl, self.all, self.levels),
             _ => return None,
         };
         (state.own >> way & 1 == 1).then(|| self.tag(set, way))
@@ -120,14 +140,14 @@ impl Sets {
     /// Records a hit.
     #[inline]
     pub fn touch(&mut self, set: usize, way: u32) {
-        touch(self.policy, &mut self.state[set].repl, way);
+        touch(self.policy, &mut self.state[set].repl, way, self.levels);
     }
 
     /// Takes the line in `way` out.
     #[inline]
     pub fn remove(&mut self, set: usize, way: u32) -> bool {
         let state = &mut self.state[set];
-        let bit = !(1u16 << way);
+        let bit = !(1u32 << way);
         let reused = state.reused >> way & 1 == 1;
         state.valid &= bit;
         state.own &= bit;
@@ -151,23 +171,22 @@ impl Sets {
         rng: &mut Rng,
     ) -> Option<Victim> {
         let way = self.place(set, allowed, protect, rng);
-        let old = self.tags[set].0[way as usize];
-        self.tags[set].0[way as usize] = tag;
+        let old = std::mem::replace(self.tag_mut(set, way), tag);
         let state = &mut self.state[set];
-        let bit = 1u16 << way;
+        let bit = 1u32 << way;
         let victim = (state.own & bit != 0).then_some(Victim { tag: old, reused: state.reused & bit != 0 });
         state.own |= bit;
-        state.reused = state.reused & !bit | u16::from(reused) << way;
+        state.reused = state.reused & !bit | u32::from(reused) << way;
         victim
     }
 
     /// Puts somebody else's line into one of `allowed` ways and returns that way's bit if our line was in it
     /// (its tag stays readable until the next fill).
     #[inline]
-    pub fn fill_foreign(&mut self, set: usize, allowed: Ways, protect: bool, rng: &mut Rng) -> u16 {
+    pub fn fill_foreign(&mut self, set: usize, allowed: Ways, protect: bool, rng: &mut Rng) -> u32 {
         let way = self.place(set, allowed, protect, rng);
         let state = &mut self.state[set];
-        let bit = 1u16 << way;
+        let bit = 1u32 << way;
         let evicted = state.own & bit;
         state.own &= !bit;
         evicted
@@ -180,7 +199,7 @@ impl Sets {
 
     /// Keeps the first set only.
     pub fn truncate(&mut self) {
-        self.tags.truncate(1);
+        self.tags.truncate(self.groups);
         self.state.truncate(1);
     }
 
@@ -191,7 +210,7 @@ impl Sets {
     }
 
     /// Makes all ways foreign with the given replacement state and returns the ways that were ours.
-    pub fn reset_foreign(&mut self, set: usize, repl: u64) -> u16 {
+    pub fn reset_foreign(&mut self, set: usize, repl: u64) -> u32 {
         let state = &mut self.state[set];
         state.repl = repl;
         state.valid = self.all.bits;
@@ -210,20 +229,20 @@ impl Sets {
         let way = if free != 0 {
             free.trailing_zeros()
         } else {
-            victim(self.policy, &mut state.repl, allowed, self.all, rng)
+            victim(self.policy, &mut state.repl, allowed, self.all, self.levels, rng)
         };
         state.valid |= 1 << way;
         match self.policy {
             Replacement::Srrip => {
                 let value = if protect { 0 } else { 2 };
-                state.repl = state.repl & !(15 << (4 * way)) | value << (4 * way);
+                state.repl = state.repl & !(3 << (2 * way)) | value << (2 * way);
             }
             Replacement::LruInsertion { depth } if !protect => {
                 let last = self.all.bits.count_ones() - 1;
                 let depth = rng.below(u32::from(depth).min(last + 1));
                 reorder(&mut state.repl, way, last - depth);
             }
-            policy => touch(policy, &mut state.repl, way),
+            policy => touch(policy, &mut state.repl, way, self.levels),
         }
         way
     }
@@ -240,25 +259,25 @@ fn reorder(repl: &mut u64, way: u32, to: u32) {
 }
 
 #[inline]
-fn touch(policy: Replacement, repl: &mut u64, way: u32) {
+fn touch(policy: Replacement, repl: &mut u64, way: u32, levels: u32) {
     match policy {
         Replacement::Lru | Replacement::LruInsertion { .. } => reorder(repl, way, 0),
         Replacement::TreePlru => {
-            // A heap of 15 bits; a bit tells which half to evict from: make each one point away from `way`.
+            // A heap of bits; a bit tells which half to evict from: make each one point away from `way`.
             let mut node = 1u32;
-            for level in (0..4).rev() {
+            for level in (0..levels).rev() {
                 let right = way >> level & 1;
                 *repl = *repl & !(1 << node) | u64::from(1 - right) << node;
                 node = 2 * node + right;
             }
         }
-        Replacement::Srrip => *repl &= !(15 << (4 * way)),
+        Replacement::Srrip => *repl &= !(3 << (2 * way)),
         Replacement::Random => {}
     }
 }
 
 #[inline]
-fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &mut Rng) -> u32 {
+fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, levels: u32, rng: &mut Rng) -> u32 {
     match policy {
         Replacement::Lru | Replacement::LruInsertion { .. } => {
             // Ways that do not exist never move to the front, so they stay behind the last real one.
@@ -271,11 +290,11 @@ fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &m
                 }
             }
         }
-        Replacement::TreePlru => tree_victim(*repl, allowed),
+        Replacement::TreePlru => tree_victim(*repl, allowed, levels),
         Replacement::Srrip => loop {
             let distant = *repl & *repl >> 1 & allowed.spread;
             if distant != 0 {
-                return distant.trailing_zeros() / 4;
+                return distant.trailing_zeros() / 2;
             }
             *repl += allowed.spread;
         },
@@ -285,11 +304,11 @@ fn victim(policy: Replacement, repl: &mut u64, allowed: Ways, all: Ways, rng: &m
 
 /// The way that the tree bits point to, turning away from halves without an allowed way.
 #[inline]
-fn tree_victim(repl: u64, allowed: Ways) -> u32 {
+fn tree_victim(repl: u64, allowed: Ways, levels: u32) -> u32 {
     let (mut node, mut first) = (1u32, 0u32);
-    for level in (0..4).rev() {
+    for level in (0..levels).rev() {
         let half = 1u32 << level;
-        let any = |from: u32| u32::from(allowed.bits) >> from & ((1 << half) - 1) != 0;
+        let any = |from: u32| allowed.bits >> from & ((1 << half) - 1) != 0;
         let wish = (repl >> node & 1) as u32;
         let right = if any(first + wish * half) { wish } else { 1 - wish };
         first += right * half;
@@ -305,7 +324,7 @@ fn pick(spread: u64, rng: &mut Rng) -> u32 {
     for _ in 0..rng.below(spread.count_ones()) {
         left &= left - 1;
     }
-    left.trailing_zeros() / 4
+    left.trailing_zeros() / 2
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! An LLC with the traffic of its neighbors and of our own polluter.
 
-use crate::config::{Config, Level, Polluter, Replacement, Traffic};
+use crate::config::{Config, Level, Polluter, Replacement, SnoopFilter, Traffic};
 use crate::rng::{Rng, normal_quantile};
 use crate::sets::{Sets, Ways};
 use crate::traffic::{OUTSIDE, OWN, Path};
@@ -54,7 +54,7 @@ impl SharedCache {
         let (level, sets) = (config.llc.slice, config.llc_sets());
         let outside = &config.neighbors[llc];
         let polluter = config.polluter.filter(|polluter| polluter.llc == llc);
-        let their_ways = Ways::new(config.llc.their_ways as u16);
+        let their_ways = Ways::new(config.llc.their_ways);
         let mut rng = Rng::new(seed, STREAM_LLC + llc as u64);
         let reuse = [outside.reuse, polluter.map_or(0.0, |p| p.reuse)];
         let active = outside.per_ms > 0.0 || polluter.is_some_and(|p| p.per_ms > 0.0);
@@ -82,6 +82,21 @@ impl SharedCache {
         cache
     }
 
+    /// The snoop filter of the LLC number `llc`: an LLC of entries, under the same bursts and less pressure.
+    pub fn filter(config: &Config, filter: SnoopFilter, seed: u64, llc: usize) -> Self {
+        let mut config = config.clone();
+        let SnoopFilter { ways, replacement, pressure } = filter;
+        config.llc.slice = Level { ways, replacement, ..config.llc.slice };
+        config.llc.their_ways = ((1u64 << ways) - 1) as u32;
+        for neighbor in &mut config.neighbors {
+            neighbor.per_ms *= pressure;
+        }
+        if let Some(polluter) = &mut config.polluter {
+            polluter.per_ms *= pressure;
+        }
+        Self::new(&config, seed, llc)
+    }
+
     fn fill_pool(&mut self, level: Level, rng: &mut Rng) {
         let mut sample = Sets::new(1, level.ways, level.replacement);
         for i in 0..2 * POOL {
@@ -97,7 +112,7 @@ impl SharedCache {
     /// Applies what has arrived in `set` until `now` and returns the ways of our lines that are gone; their
     /// tags can still be read until the next fill.
     #[inline]
-    pub fn settle(&mut self, set: usize, now: f64, rng: &mut Rng) -> u16 {
+    pub fn settle(&mut self, set: usize, now: f64, rng: &mut Rng) -> u32 {
         if !self.active {
             return 0;
         }
@@ -124,7 +139,7 @@ impl SharedCache {
     }
 
     #[cold]
-    fn arrive(&mut self, set: usize, mean: [f64; 2], u: f64, rng: &mut Rng) -> u16 {
+    fn arrive(&mut self, set: usize, mean: [f64; 2], u: f64, rng: &mut Rng) -> u32 {
         let total = mean[0] + mean[1];
         let n = if total > 2.0 * f64::from(self.turnover) + 40.0 {
             self.turnover
@@ -154,7 +169,7 @@ impl SharedCache {
 
     /// One foreign insertion into `set`; returns the way if our line was in it.
     #[inline]
-    pub fn insert(&mut self, set: usize, own_share: f64, rng: &mut Rng) -> u16 {
+    pub fn insert(&mut self, set: usize, own_share: f64, rng: &mut Rng) -> u32 {
         let source = usize::from(own_share > 0.0 && rng.unit() < own_share);
         let protect = self.reuse[source] > 0.0 && rng.unit() < self.reuse[source];
         self.sets.fill_foreign(set, self.their_ways, protect, rng)

@@ -5,10 +5,11 @@
 //! ours enter the LLC when they really leave L2.
 
 use crate::config::Config;
+use crate::machine::Machine;
 use crate::rng::Rng;
 use crate::sets::Victim;
 use crate::traffic::{OUTSIDE, Path};
-use crate::vcpu::{Machine, Vcpu};
+use crate::vcpu::Vcpu;
 
 const STREAM_SIBLING: u64 = 2 << 32;
 /// Length of a batch, in milliseconds.
@@ -30,13 +31,14 @@ pub(crate) struct Sibling {
 }
 
 impl Sibling {
-    /// The sibling of a configuration, if there is one.
-    pub fn new(config: &Config, seed: u64) -> Option<Self> {
+    /// The sibling of a configuration, if there is one; `stream` tells vCPUs apart.
+    pub fn new(config: &Config, seed: u64, stream: u64) -> Option<Self> {
+        let stream = STREAM_SIBLING + stream;
         let traffic = config.sibling.as_ref()?;
         let ticks_per_ms = config.timing.ticks_per_ms;
         Some(Self {
-            path: Path::new(traffic, None, config.l2.sets, ticks_per_ms, Rng::new(seed, STREAM_SIBLING)),
-            rng: Rng::new(seed, STREAM_SIBLING + 1),
+            path: Path::new(traffic, None, config.l2.sets, ticks_per_ms, Rng::new(seed, stream)),
+            rng: Rng::new(seed, stream + 1),
             seen: 0.0,
             sets: config.l2.sets,
             turnover: f64::from(config.l2.ways),
@@ -72,11 +74,12 @@ impl Sibling {
         }
         for &set in &sets[..n] {
             let protect = self.protect > 0.0 && self.rng.unit() < self.protect;
-            let all = vcpu.l2.all;
-            let gone = vcpu.l2.fill_foreign(set, all, protect, &mut self.rng);
+            let l2 = &mut machine.cores[vcpu.core].l2;
+            let all = l2.all;
+            let gone = l2.fill_foreign(set, all, protect, &mut self.rng);
             if gone != 0 {
                 let way = gone.trailing_zeros();
-                let victim = Victim { tag: vcpu.l2.tag(set, way), reused: vcpu.l2.reused(set, way) };
+                let victim = Victim { tag: l2.tag(set, way), reused: l2.reused(set, way) };
                 vcpu.leave_l2(machine, victim);
             }
         }
@@ -85,12 +88,14 @@ impl Sibling {
     /// Everything of ours leaves L2.
     fn clear(&mut self, vcpu: &mut Vcpu, machine: &mut Machine) {
         for set in 0..self.sets as usize {
-            let state = vcpu.l2.replacement_state(set);
-            let mut gone = vcpu.l2.reset_foreign(set, state);
+            let l2 = &mut machine.cores[vcpu.core].l2;
+            let state = l2.replacement_state(set);
+            let mut gone = l2.reset_foreign(set, state);
             while gone != 0 {
                 let way = gone.trailing_zeros();
                 gone &= gone - 1;
-                let victim = Victim { tag: vcpu.l2.tag(set, way), reused: vcpu.l2.reused(set, way) };
+                let l2 = &machine.cores[vcpu.core].l2;
+                let victim = Victim { tag: l2.tag(set, way), reused: l2.reused(set, way) };
                 vcpu.leave_l2(machine, victim);
             }
         }
@@ -106,7 +111,7 @@ impl Sibling {
             self.path.next_cell();
             if turned > self.turnover {
                 vcpu.now = end;
-                machine.llcs[vcpu.llc].path.advance(end);
+                machine.advance(vcpu.llc, end);
                 self.clear(vcpu, machine);
                 self.path.advance(wake);
                 self.seen = self.path.at(wake)[OUTSIDE];

@@ -3,11 +3,15 @@
 //! The intensity is piecewise constant on cells of 0.1 ms and depends on the seed alone, never on what the
 //! measuring side does: the ground truth and the measured run see the same bursts.
 
+use std::collections::VecDeque;
+
 use crate::config::{Burst, Polluter, Traffic};
 use crate::rng::Rng;
 
 /// Length of a cell, in milliseconds.
 const CELL_MS: f64 = 0.1;
+/// Cells that are remembered for vCPUs whose clock lags behind another's.
+const REMEMBERED: usize = 20_000;
 
 /// Which of the two sources of traffic: somebody outside our VM, or our own VM on another vCPU.
 pub(crate) const OUTSIDE: usize = 0;
@@ -67,9 +71,19 @@ pub(crate) struct Path {
     /// Mean insertions per set and millisecond.
     outside: f64,
     polluter: Option<(Polluter, f64)>,
-    cell: u64,
     cell_ticks: f64,
+    /// The cell that is looked at.
+    cell: u64,
     start: f64,
+    now: Cell,
+    /// The latest cells, and the number of the first of them.
+    cells: VecDeque<Cell>,
+    first: u64,
+}
+
+/// One cell: the integral at its start, and the intensity in it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
     base: [f64; 2],
     per_tick: [f64; 2],
 }
@@ -89,24 +103,33 @@ impl Path {
             factor,
             outside: traffic.per_ms / f64::from(sets),
             polluter: polluter.map(|p| (p, p.per_ms / f64::from(sets))),
-            cell: 0,
             cell_ticks: CELL_MS * ticks_per_ms,
+            cell: 0,
             start: 0.0,
-            base: [0.0; 2],
-            per_tick: [0.0; 2],
+            now: Cell::default(),
+            cells: VecDeque::new(),
+            first: 0,
         };
-        path.draw();
+        path.draw([0.0; 2]);
+        path.now = path.cells[0];
         path
     }
 
-    fn draw(&mut self) {
+    /// Draws the cell behind the latest one. `base` is the integral at its start.
+    fn draw(&mut self, base: [f64; 2]) {
+        let number = self.first + self.cells.len() as u64;
         let outside = if self.outside > 0.0 { self.outside * self.factor.next(&mut self.rng) } else { 0.0 };
         let own = self.polluter.map_or(0.0, |(polluter, per_ms)| {
-            let from = self.cell as f64 * CELL_MS;
+            let from = number as f64 * CELL_MS;
             let busy = polluter.busy_until(from + CELL_MS) - polluter.busy_until(from);
             per_ms * busy / CELL_MS
         });
-        self.per_tick = [outside, own].map(|per_ms| per_ms * CELL_MS / self.cell_ticks);
+        let per_tick = [outside, own].map(|per_ms| per_ms * CELL_MS / self.cell_ticks);
+        if self.cells.len() == REMEMBERED {
+            self.cells.pop_front();
+            self.first += 1;
+        }
+        self.cells.push_back(Cell { base, per_tick });
     }
 
     /// End of the current cell, in ticks.
@@ -116,14 +139,22 @@ impl Path {
 
     /// Moves to the next cell.
     pub fn next_cell(&mut self) {
-        self.base = [0, 1].map(|i| self.base[i] + self.per_tick[i] * self.cell_ticks);
         self.cell += 1;
         self.start = self.cell as f64 * self.cell_ticks;
-        self.draw();
+        if self.cell == self.first + self.cells.len() as u64 {
+            let Cell { base, per_tick } = self.now;
+            self.draw([0, 1].map(|i| base[i] + per_tick[i] * self.cell_ticks));
+        }
+        self.now = self.cells[(self.cell - self.first) as usize];
     }
 
-    /// Moves to the cell that contains `ticks`.
+    /// Moves to the cell that contains `ticks`: forward, or back as far as is remembered.
     pub fn advance(&mut self, ticks: f64) {
+        if ticks < self.start {
+            self.cell = ((ticks / self.cell_ticks) as u64).max(self.first);
+            self.start = self.cell as f64 * self.cell_ticks;
+            self.now = self.cells[(self.cell - self.first) as usize];
+        }
         while ticks >= self.cell_end() {
             self.next_cell();
         }
@@ -133,7 +164,8 @@ impl Path {
     #[inline]
     pub fn at(&self, ticks: f64) -> [f64; 2] {
         let since = ticks - self.start;
-        [self.base[0] + self.per_tick[0] * since, self.base[1] + self.per_tick[1] * since]
+        let Cell { base, per_tick } = self.now;
+        [base[0] + per_tick[0] * since, base[1] + per_tick[1] * since]
     }
 }
 
@@ -188,6 +220,20 @@ mod tests {
             let found = correlation(&logs, (lag_ms * 10.0) as usize);
             assert!((found - expected).abs() < 0.06, "lag {lag_ms}: {found}, expected {expected}");
         }
+    }
+
+    #[test]
+    fn a_path_can_be_looked_at_again() {
+        let burst = Burst::OnOff { on_ms: 1.0, off_ms: 1.0 };
+        let traffic = Traffic { per_ms: 3.0, burst, reuse: 0.0, by_color: vec![] };
+        let mut path = Path::new(&traffic, None, 1, 1000.0, Rng::new(9, 9));
+        let mut look = |ticks: f64| {
+            path.advance(ticks);
+            path.at(ticks)
+        };
+        let times = [10.0, 50.5, 7_000.0, 9_999.0];
+        let first = times.map(&mut look);
+        assert_eq!(times.map(&mut look), first);
     }
 
     #[test]

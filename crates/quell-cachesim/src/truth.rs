@@ -139,7 +139,7 @@ impl OneSet {
         cache.sets.truncate();
         Self {
             cache,
-            our_ways: Ways::new(config.llc.our_ways as u16),
+            our_ways: Ways::new(config.llc.our_ways),
             ticks_per_ms: config.timing.ticks_per_ms,
             integral: vec![[0.0; 2]],
             color: question.color,

@@ -1,12 +1,10 @@
-//! One vCPU: its private caches, its clock, and what interrupts and moves it.
+//! One vCPU: what it accesses, its clock, and what interrupts and moves it.
 
 use crate::config::{Config, Inclusion};
-use crate::geometry::Geometry;
 use crate::history::History;
-use crate::l1::L1;
+use crate::machine::Machine;
 use crate::rng::Rng;
-use crate::sets::{Sets, Victim, Ways};
-use crate::shared::SharedCache;
+use crate::sets::Victim;
 use crate::sibling::Sibling;
 use crate::tlb::Tlb;
 
@@ -18,22 +16,11 @@ pub(crate) const IN_MEMORY: usize = 3;
 
 const STREAM_SCHEDULE: u64 = 2 << 32;
 
-/// What all vCPUs share.
-#[derive(Clone, Debug)]
-pub(crate) struct Machine {
-    pub config: Config,
-    pub geometry: Geometry,
-    pub llcs: Vec<SharedCache>,
-    pub our_ways: Ways,
-    /// Draws everything that depends on the accesses.
-    pub rng: Rng,
-}
-
-/// One vCPU's private state.
+/// One vCPU; its caches are in [`Machine::cores`].
 #[derive(Clone, Debug)]
 pub(crate) struct Vcpu {
-    pub l1: L1,
-    pub l2: Sets,
+    /// Index of its core.
+    pub core: usize,
     sibling: Option<Sibling>,
     pub tlb: Tlb,
     /// The LLC it is in.
@@ -58,11 +45,12 @@ pub(crate) struct Vcpu {
 }
 
 impl Vcpu {
-    pub fn new(config: &Config, seed: u64) -> Self {
+    /// The vCPU number `core` of a machine.
+    pub fn new(config: &Config, seed: u64, core: usize) -> Self {
+        let stream = (core as u64) << 40;
         let mut vcpu = Self {
-            l1: L1::new(config.l1),
-            l2: Sets::new(config.l2.sets, config.l2.ways, config.l2.replacement),
-            sibling: Sibling::new(config, seed),
+            core,
+            sibling: Sibling::new(config, seed, stream),
             tlb: Tlb::new(config.timing.tlb_entries, config.backing),
             llc: 0,
             now: 0.0,
@@ -70,7 +58,7 @@ impl Vcpu {
             next_pause: vec![0.0; config.pauses.len()],
             until_move: 0.0,
             hazard_from: 0.0,
-            schedule: Rng::new(seed, STREAM_SCHEDULE),
+            schedule: Rng::new(seed, STREAM_SCHEDULE + stream),
             slept: 0.0,
             switches: 0,
             longest_pause: 0.0,
@@ -91,33 +79,40 @@ impl Vcpu {
         if machine.config.llc.inclusion == Inclusion::Inclusive {
             let set = machine.geometry.llc_set(tag);
             self.settle_llc(machine, set);
+        } else if !machine.filters.is_empty() {
+            machine.settle_filter(self.llc, machine.geometry.llc_set(tag), self.now);
         }
-        if self.l1.hit(tag) {
+        let core = &mut machine.cores[self.core];
+        if core.l1.hit(tag) {
             return IN_L1;
         }
-        let level = if let Some(way) = self.l2.find(l2_set, tag) {
-            self.l2.touch(l2_set, way);
+        let level = if let Some(way) = core.l2.find(l2_set, tag) {
+            core.l2.touch(l2_set, way);
             IN_L2
         } else {
             let level = self.fetch(machine, tag, l2_set);
             self.prefetch_around(machine, tag);
             level
         };
-        self.l1.fill(tag);
+        machine.cores[self.core].l1.fill(tag);
         level
     }
 
     /// Gets the simulator's own data ready for an access that comes soon. Changes nothing.
     #[inline]
     pub fn expect(&self, machine: &Machine, tag: u32) {
-        machine.llcs[self.llc].sets.hint(machine.geometry.llc_set(tag));
+        let set = machine.geometry.llc_set(tag);
+        machine.llcs[self.llc].sets.hint(set);
+        if let Some(filter) = machine.filters.get(self.llc) {
+            filter.sets.hint(set);
+        }
         self.expect_victim(machine, machine.geometry.l2_set(tag));
     }
 
     /// The same for a fill into an L2 set.
     #[inline]
     pub fn expect_victim(&self, machine: &Machine, l2_set: usize) {
-        if let Some(victim) = self.l2.probable_victim(l2_set) {
+        if let Some(victim) = machine.cores[self.core].l2.probable_victim(l2_set) {
             machine.llcs[self.llc].sets.hint(machine.geometry.llc_set(victim));
         }
     }
@@ -151,7 +146,7 @@ impl Vcpu {
 
     fn prefetch(&mut self, machine: &mut Machine, tag: u32) {
         let set = machine.geometry.l2_set(tag);
-        if self.l2.find(set, tag).is_none() {
+        if machine.cores[self.core].l2.find(set, tag).is_none() {
             let level = self.fetch(machine, tag, set);
             self.prefetch_ticks += machine.config.timing.overlapped[level];
         }
@@ -162,64 +157,60 @@ impl Vcpu {
         let set = machine.geometry.llc_set(tag);
         self.settle_llc(machine, set);
         let inclusion = machine.config.llc.inclusion;
+        let filtered = !machine.filters.is_empty();
         let sets = &mut machine.llcs[self.llc].sets;
         let found = sets.find(set, tag);
+        let mut level = if found.is_some() { IN_LLC } else { IN_MEMORY };
+        let mut sole = true;
         match (found, inclusion) {
             (Some(way), Inclusion::Exclusive) => {
                 sets.remove(set, way);
             }
-            (Some(way), _) => sets.touch(set, way),
+            (Some(way), Inclusion::NonInclusive) if filtered && !sets.reused(set, way) => {
+                sets.remove(set, way);
+            }
+            (Some(way), _) => {
+                sets.touch(set, way);
+                sole = false;
+            }
             (None, Inclusion::Inclusive) => {
                 let victim = sets.fill(set, machine.our_ways, tag, false, false, &mut machine.rng);
                 if let Some(victim) = victim {
-                    self.drop_private(&machine.geometry, victim.tag);
+                    machine.drop_private(victim.tag);
                 }
             }
+            (None, Inclusion::NonInclusive) if machine.held(tag) => {
+                // Another core hands it over, and the LLC keeps it for both.
+                machine.untrack(self.llc, set, tag);
+                machine.fill_llc(self.llc, set, tag, false, true);
+                level = IN_LLC;
+                sole = false;
+            }
+            (None, _) if machine.held(tag) => level = IN_LLC,
             (None, _) => {}
         }
-        let all = self.l2.all;
-        if let Some(victim) = self.l2.fill(l2_set, all, tag, false, found.is_some(), &mut machine.rng) {
+        if filtered && sole {
+            machine.track(self.llc, set, tag, self.now);
+        }
+        let core = &mut machine.cores[self.core];
+        let all = core.l2.all;
+        let victim = core.l2.fill(l2_set, all, tag, false, found.is_some(), &mut machine.rng);
+        machine.take_hold(self.core, tag);
+        if let Some(victim) = victim {
             self.leave_l2(machine, victim);
         }
-        if found.is_some() { IN_LLC } else { IN_MEMORY }
+        level
     }
 
     /// A line has left L2: L1 must not keep it, and a victim cache takes it.
     pub fn leave_l2(&mut self, machine: &mut Machine, victim: Victim) {
-        self.l1.remove(victim.tag);
-        if machine.config.llc.inclusion == Inclusion::Inclusive {
-            return;
-        }
-        let set = machine.geometry.llc_set(victim.tag);
-        self.settle_llc(machine, set);
-        let sets = &mut machine.llcs[self.llc].sets;
-        if machine.config.llc.inclusion == Inclusion::NonInclusive && sets.find(set, victim.tag).is_some() {
-            return;
-        }
-        sets.fill(set, machine.our_ways, victim.tag, victim.reused, false, &mut machine.rng);
+        machine.leave_l2(self.core, self.llc, victim, self.now);
     }
 
     /// Applies foreign traffic to a set of the current LLC.
     #[inline]
     pub fn settle_llc(&mut self, machine: &mut Machine, set: usize) {
-        let llc = &mut machine.llcs[self.llc];
-        let mut gone = llc.settle(set, self.now, &mut machine.rng);
-        if machine.config.llc.inclusion == Inclusion::Inclusive {
-            while gone != 0 {
-                let tag = machine.llcs[self.llc].sets.tag(set, gone.trailing_zeros());
-                gone &= gone - 1;
-                self.drop_private(&machine.geometry, tag);
-            }
-        }
-    }
-
-    /// Removes a line from L1 and L2 without a trace.
-    pub fn drop_private(&mut self, geometry: &Geometry, tag: u32) {
-        self.l1.remove(tag);
-        let set = geometry.l2_set(tag);
-        if let Some(way) = self.l2.find(set, tag) {
-            self.l2.remove(set, way);
-        }
+        machine.settle_llc(self.llc, set, self.now);
     }
 
     /// Lets `ticks` of running pass, with whatever interrupts them.
@@ -228,6 +219,21 @@ impl Vcpu {
         self.now += ticks;
         if self.now >= self.next_event {
             self.events(machine);
+        }
+    }
+
+    /// Comes back at `now` after waiting for work. Pauses during the wait went unnoticed.
+    pub fn resume(&mut self, machine: &mut Machine, now: f64) {
+        self.now = self.now.max(now);
+        if self.now >= self.next_event {
+            for (next, pause) in self.next_pause.iter_mut().zip(&machine.config.pauses) {
+                if *next < self.now {
+                    *next = self.now
+                        + self.schedule.exponential() / pause.per_ms * machine.config.timing.ticks_per_ms;
+                }
+            }
+            self.pass_hazard(machine, false);
+            self.sync(machine);
         }
     }
 
@@ -258,8 +264,8 @@ impl Vcpu {
     }
 
     /// Brings the traffic paths up to now and finds the next event.
-    fn sync(&mut self, machine: &mut Machine) {
-        machine.llcs[self.llc].path.advance(self.now);
+    pub fn sync(&mut self, machine: &mut Machine) {
+        machine.advance(self.llc, self.now);
         let mut next = machine.llcs[self.llc].path.cell_end();
         if let Some(mut sibling) = self.sibling.take() {
             next = next.min(sibling.run(self, machine));
@@ -288,14 +294,11 @@ impl Vcpu {
 
     /// Moves to another LLC: nothing of ours is in the new core's private caches.
     fn move_away(&mut self, machine: &mut Machine, at_ms: f64) {
+        let from = self.llc;
         let next = self.schedule.below(machine.llcs.len() as u32 - 1) as usize;
         self.llc = next + usize::from(next >= self.llc);
         self.history.moved(at_ms, self.llc);
-        self.l1.clear();
-        for set in 0..self.l2.state.len() {
-            let state = self.l2.replacement_state(set);
-            self.l2.reset_foreign(set, state);
-        }
+        machine.clear_private(self.core, from);
         self.tlb.clear();
     }
 

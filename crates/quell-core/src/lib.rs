@@ -12,5 +12,5 @@ pub mod tsc;
 pub mod units;
 
 pub use estimate::Estimate;
-pub use memory::{Line, Memory, Sample};
+pub use memory::{Crew, Line, Memory, Sample};
 pub use units::{Bytes, CpuId, LlcId, NodeId, Ticks};

@@ -88,6 +88,17 @@ pub trait Memory {
     /// has completed.
     fn load(&mut self, lines: &[Line]);
 
+    /// Loads the lines, and lets a helper on another vCPU of the same LLC load them too, if there is one. A
+    /// non-inclusive LLC holds what two cores have read, and may not hold what one core has.
+    fn load_shared(&mut self, lines: &[Line]) {
+        self.load(lines);
+    }
+
+    /// Whether there is a helper.
+    fn has_helper(&self) -> bool {
+        false
+    }
+
     /// Loads every line of the pages, page by page in this order, ascending within a page; like [`Self::load`].
     fn load_pages(&mut self, pages: &[u32]) {
         for &page in pages {
@@ -124,6 +135,82 @@ pub trait Memory {
 
     /// How much the rest of this VM has run so far; `None` where that cannot be read.
     fn own_load(&mut self) -> Option<OwnLoad>;
+}
+
+impl<M: Memory + ?Sized> Memory for &mut M {
+    fn pages(&self) -> u32 {
+        (**self).pages()
+    }
+
+    fn ticks_per_ms(&self) -> f64 {
+        (**self).ticks_per_ms()
+    }
+
+    fn now(&mut self) -> Ticks {
+        (**self).now()
+    }
+
+    fn load(&mut self, lines: &[Line]) {
+        (**self).load(lines);
+    }
+
+    fn load_shared(&mut self, lines: &[Line]) {
+        (**self).load_shared(lines);
+    }
+
+    fn has_helper(&self) -> bool {
+        (**self).has_helper()
+    }
+
+    fn load_pages(&mut self, pages: &[u32]) {
+        (**self).load_pages(pages);
+    }
+
+    fn chase(&mut self, lines: &[Line]) -> Ticks {
+        (**self).chase(lines)
+    }
+
+    fn flush(&mut self, lines: &[Line]) {
+        (**self).flush(lines);
+    }
+
+    fn time(&mut self, lines: &[Line], out: &mut Vec<Sample>) {
+        (**self).time(lines, out);
+    }
+
+    fn sleep_until(&mut self, deadline: Ticks) {
+        (**self).sleep_until(deadline);
+    }
+
+    fn spin_until(&mut self, deadline: Ticks) -> Ticks {
+        (**self).spin_until(deadline)
+    }
+
+    fn cpu_ms(&mut self) -> f64 {
+        (**self).cpu_ms()
+    }
+
+    fn involuntary_switches(&mut self) -> u64 {
+        (**self).involuntary_switches()
+    }
+
+    fn own_load(&mut self) -> Option<OwnLoad> {
+        (**self).own_load()
+    }
+}
+
+/// Several vCPUs of one LLC at work on the same arena, each of them a [`Memory`].
+pub trait Crew {
+    /// How many work side by side, at least one.
+    fn members(&self) -> usize;
+
+    /// Does the jobs, each on the member that is free first, and returns the results in the order of the jobs.
+    /// A single job is always done by the same member.
+    fn run<J: Send, R: Send>(
+        &mut self,
+        jobs: Vec<J>,
+        work: &(dyn Fn(&mut &mut dyn Memory, J) -> R + Sync),
+    ) -> Vec<R>;
 }
 
 #[cfg(test)]

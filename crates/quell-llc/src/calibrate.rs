@@ -225,9 +225,12 @@ fn separate(sets: &[Vec<Sample>; 3]) -> Result<Discriminator, String> {
         return Err("every timed load was interrupted or migrated; the CPU is too busy".into());
     }
     // Lines in the LLC make the limit sharper, unless most of them have been evicted meanwhile.
-    let rough = best_limit(&near, &flushed);
-    let held = cached.iter().filter(|&&ticks| ticks <= rough).count() * 2 > cached.len();
-    let miss_above = if held { best_limit(&[near, cached].concat(), &flushed) } else { rough };
+    // A limit between L2 and memory alone may lie below the LLC, so it cannot tell that.
+    let fast_miss =
+        quantile(&flushed.iter().copied().map(f64::from).collect::<Vec<_>>(), 0.05).unwrap_or(0.0);
+    let held = cached.iter().filter(|&&ticks| f64::from(ticks) < fast_miss).count() * 2 > cached.len();
+    let miss_above =
+        if held { best_limit(&[near, cached].concat(), &flushed) } else { best_limit(&near, &flushed) };
 
     let above =
         |ticks: &[u32]| ticks.iter().filter(|&&t| t > miss_above).count() as f64 / ticks.len().max(1) as f64;

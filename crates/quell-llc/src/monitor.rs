@@ -48,9 +48,9 @@ const WINDOWS: std::ops::RangeInclusive<usize> = 4..=16;
 /// Zero-wait controls per period.
 const CONTROLS: usize = 2;
 /// A tier changes after this many periods in a row.
-const TIER_ROUNDS: u32 = 3;
+pub(crate) const TIER_ROUNDS: u32 = 3;
 /// Weight of the old value in the moving average of the eviction rate.
-const EWMA_OLD: f64 = 0.85;
+pub(crate) const EWMA_OLD: f64 = 0.85;
 /// Their median over so many is what the fit takes out.
 const RECENT_CONTROLS: usize = 21;
 /// Zero-wait losses beyond this mean that the canary cannot be held at all.
@@ -390,7 +390,7 @@ impl Monitor {
 }
 
 /// Why nothing may be said, if a control failed.
-fn refusal(false_hits: Option<f64>, lost_at_once: f64) -> Option<String> {
+pub(crate) fn refusal(false_hits: Option<f64>, lost_at_once: f64) -> Option<String> {
     match false_hits {
         None => Some("the flush control gave no valid sample".into()),
         Some(share) if share > MAX_FALSE_HITS => {

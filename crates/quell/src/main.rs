@@ -30,6 +30,8 @@ enum Command {
     Doctor(commands::doctor::Args),
     /// Sort pages by the cache sets they compete for, and test whether that partitions the LLC (about 2 s).
     Colors(commands::colors::Args),
+    /// Build eviction sets of the last-level cache and verify each (up to a minute).
+    Evsets(commands::evsets::Args),
     /// Show CPUs, caches and NUMA nodes, and which vCPUs really share a cache.
     Topo(commands::topo::Args),
     /// Measure what moving pages between NUMA nodes costs here, beyond the copy.
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Colors(args) => commands::colors::run(&args),
+        Command::Evsets(args) => commands::evsets::run(&args),
         Command::Topo(args) => commands::topo::run(&args),
         Command::Migrate(args) => commands::migrate::run(&args),
         Command::Trace(args) => commands::trace::run(&args),

@@ -20,11 +20,29 @@ pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
     // Whoever started us under nohup wants us to outlive the terminal.
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
-        flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
-            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-            .context("cannot install a handler for Ctrl-C")?;
+        stop_on(signal, &stop)?;
     }
     Ok(stop)
+}
+
+/// Like [`stop_flag`], except that a hangup sets `reload` instead, as usual for services.
+///
+/// # Errors
+/// If signal handlers cannot be installed.
+pub(crate) fn stop_flag_and_reload(reload: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        stop_on(signal, &stop)?;
+    }
+    flag::register(SIGHUP, Arc::clone(reload)).context("cannot install a handler for SIGHUP")?;
+    Ok(stop)
+}
+
+fn stop_on(signal: i32, stop: &Arc<AtomicBool>) -> Result<()> {
+    flag::register_conditional_shutdown(signal, 130, Arc::clone(stop))
+        .and_then(|_| flag::register(signal, Arc::clone(stop)))
+        .map(|_| ())
+        .context("cannot install a handler for Ctrl-C")
 }
 
 /// Whether this process was told to ignore a signal, from the mask in `/proc/self/status` (proc(5)).

@@ -9,19 +9,24 @@ use quell_topology::affinity::allowed;
 use serde_json::{Map, Value};
 
 /// Fields that may be `null`, apart from the value of an estimate.
-const NULLABLE: [&str; 41] = [
+const NULLABLE: [&str; 52] = [
     "advertised_bytes",
     "agreeing",
     "agreeing_pct",
     "auc100",
     "auc50",
+    "baseline_accesses",
+    "broken_sets",
     "canary_pct",
+    "colors",
     "compared",
     "control_pct",
+    "coverage_pct",
     "cpu",
     "cpu_ms_per_s",
     "ewma_rate_pct_per_ms",
     "excess_pct",
+    "fallback",
     "false_hits_pct",
     "footprint_bytes",
     "footprint_pct",
@@ -32,6 +37,7 @@ const NULLABLE: [&str; 41] = [
     "interrupted_above_ticks",
     "llc",
     "llc_reason",
+    "llc_sets_per_color",
     "lost_at_once_pct",
     "misfit",
     "miss_above_ticks",
@@ -39,6 +45,7 @@ const NULLABLE: [&str; 41] = [
     "probe_ms_max",
     "probe_ms_p50",
     "probe_ms_p99",
+    "ratio",
     "reason",
     "rounds_to_detect",
     "rtt_ns",
@@ -47,9 +54,13 @@ const NULLABLE: [&str; 41] = [
     "single_ticks_p10",
     "single_ticks_p50",
     "single_ticks_p90",
+    "slices_pct",
     "spearman",
     "tier",
     "tier_reason",
+    "valid_pct",
+    "way_limited",
+    "ways",
     "window_ms",
 ];
 
@@ -262,6 +273,54 @@ fn colors_check() {
     let answer = json(&text);
     check_answer(&answer, "quell.colors-check/1");
     numbers(&answer["again"], &["colors", "unknown_pages", "compared", "agreeing", "agreeing_pct"]);
+}
+
+/// Whether or not there are sets on this machine, the answer says so in one of two ways.
+#[test]
+fn evsets() {
+    let output = run(quell("evsets --json --offsets 1 --per-color 1"));
+    let complaint = common::complaint(&output);
+    if output.stdout.is_empty() {
+        assert_eq!(output.status.code(), Some(2), "{complaint}");
+        println!("skipped: {complaint}");
+        return;
+    }
+    let answer = json(std::str::from_utf8(&output.stdout).unwrap());
+    check_answer(&answer, "quell.evsets/1");
+    let usable = answer["reason"].is_null();
+    assert_eq!(output.status.code(), Some(if usable { 0 } else { 2 }), "{complaint}");
+    assert!(!usable || answer["ways"].as_u64() > Some(0), "{answer}");
+    assert!(answer["sets"].as_u64() <= answer["wanted"].as_u64());
+    numbers(&answer["duration_ms"], &["coloring", "filtering", "building"]);
+}
+
+#[test]
+fn bench_build() {
+    let output = run(quell("bench build --preset milan --offsets 1 --json"));
+    assert_eq!(output.status.code(), Some(0), "{}", common::complaint(&output));
+    let answer = json(std::str::from_utf8(&output.stdout).unwrap());
+    check_answer(&answer, "quell.build/1");
+    let [milan] = &answer["presets"].as_array().unwrap()[..] else { panic!("{answer}") };
+    numbers(milan, &["valid_pct", "coverage_pct", "accesses", "baseline_accesses", "sim_seconds"]);
+    assert_eq!(milan["sets"], 0, "a victim cache has no minimal sets");
+    assert!(milan["fallback"].as_str().unwrap().contains("did not push"), "{milan}");
+}
+
+/// Either it measures, or it says why not and ends with exit code 2.
+#[test]
+fn watch_with_eviction_sets() {
+    let output = run(quell("watch --json --engine evset --duration 1s"));
+    let complaint = common::complaint(&output);
+    if output.status.code() == Some(2) {
+        assert!(output.stdout.is_empty() && !complaint.is_empty(), "{complaint}");
+        println!("skipped: {complaint}");
+        return;
+    }
+    let text = measured(&output).unwrap();
+    for record in text.lines().map(json) {
+        assert_eq!(record["engine"], "evset");
+        assert!(record["coverage_pct"].is_number() && record["broken_sets"].is_u64(), "{record}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! of the hierarchy, [`l2`] finds groups of pages that share the sets of the private L2.
 
 pub mod l2;
+pub mod llc;
 pub mod test;
 
 pub use l2::{OctetTicks, PageTest, SearchError};

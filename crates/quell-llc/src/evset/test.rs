@@ -88,6 +88,12 @@ impl Level {
         Some(((ticks - self.held) / span).clamp(-OVERSHOOT, 1.0 + OVERSHOOT))
     }
 
+    /// Loads that take longer say nothing, in ticks.
+    #[must_use]
+    pub fn interrupted_above(&self) -> u32 {
+        self.interrupted_above
+    }
+
     /// Typical latencies of a line that is held and of one that is lost, timing overhead included, in ticks;
     /// equal where a single load decides.
     #[must_use]

@@ -13,6 +13,7 @@ use quell_core::memory::{OwnLoad, PAGE_BYTES};
 use quell_core::{Bytes, Line, Memory, Sample, Ticks};
 
 use super::arena::Arena;
+use super::crew::Mailbox;
 use super::loads;
 
 /// Why the machine's memory cannot be measured.
@@ -35,6 +36,8 @@ pub struct HwMemory {
     arena: Arc<Arena>,
     ticks_per_ms: f64,
     proc_stat: Option<File>,
+    /// Where a helper on another CPU waits for work.
+    pub(super) helper: Option<Arc<Mailbox>>,
 }
 
 impl HwMemory {
@@ -43,16 +46,24 @@ impl HwMemory {
     /// # Errors
     /// [`HwError::Map`] if the memory is not to be had.
     pub fn new(pages: u32, ticks_per_ms: f64) -> Result<Self, HwError> {
+        Ok(Self::sharing(Self::map(pages)?, ticks_per_ms))
+    }
+
+    /// An arena that several threads can look at.
+    pub(super) fn map(pages: u32) -> Result<Arc<Arena>, HwError> {
         let bytes = Bytes(u64::from(pages) * u64::from(PAGE_BYTES));
-        let arena = Arena::new(pages).map_err(|source| HwError::Map { bytes, source })?;
-        Ok(Self { arena: Arc::new(arena), ticks_per_ms, proc_stat: File::open("/proc/stat").ok() })
+        Arena::new(pages).map(Arc::new).map_err(|source| HwError::Map { bytes, source })
+    }
+
+    /// One thread's view of an arena.
+    pub(super) fn sharing(arena: Arc<Arena>, ticks_per_ms: f64) -> Self {
+        Self { arena, ticks_per_ms, proc_stat: File::open("/proc/stat").ok(), helper: None }
     }
 
     /// The same pages for another thread.
     #[must_use]
     pub fn share(&self) -> Self {
-        let proc_stat = File::open("/proc/stat").ok();
-        Self { arena: Arc::clone(&self.arena), ticks_per_ms: self.ticks_per_ms, proc_stat }
+        Self::sharing(Arc::clone(&self.arena), self.ticks_per_ms)
     }
 
     /// The guest-physical page-frame number of each page of the arena; `None` where the kernel does not tell, as
@@ -89,6 +100,17 @@ impl Memory for HwMemory {
 
     fn load(&mut self, lines: &[Line]) {
         loads::load(&self.arena, lines);
+    }
+
+    fn load_shared(&mut self, lines: &[Line]) {
+        let Some(helper) = &self.helper else { return loads::load(&self.arena, lines) };
+        helper.post(lines);
+        loads::load(&self.arena, lines);
+        helper.wait();
+    }
+
+    fn has_helper(&self) -> bool {
+        self.helper.is_some()
     }
 
     fn load_pages(&mut self, pages: &[u32]) {

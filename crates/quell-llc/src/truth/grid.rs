@@ -141,6 +141,8 @@ impl Cell {
     #[must_use]
     pub fn config(&self) -> Config {
         let mut config = self.preset.config();
+        // The question is how long lines live in the LLC, not how they get there.
+        config.llc.snoop_filter = None;
         let per_ms = self.insertions_per_set_ms * f64::from(config.llc_sets());
         let mut neighbor = config.neighbors[0].clone();
         neighbor.per_ms = per_ms;

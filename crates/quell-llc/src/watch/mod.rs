@@ -2,6 +2,7 @@
 
 mod feed;
 mod record;
+mod sets;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 pub use self::feed::{Feed, FeedError};
 pub use self::record::Record;
+pub use self::sets::{SetWatch, watch_sets};
 use serde::Serialize;
 
 use crate::color::canary::WATCH_LINES;
@@ -43,6 +45,8 @@ pub enum Engine {
     Canary,
     /// Lines of every page color.
     Color,
+    /// Minimal eviction sets of the LLC; needs [`watch_sets`].
+    Evset,
 }
 
 impl Engine {
@@ -53,6 +57,7 @@ impl Engine {
             Self::Auto => "auto",
             Self::Canary => "canary",
             Self::Color => "color",
+            Self::Evset => "evset",
         }
     }
 }

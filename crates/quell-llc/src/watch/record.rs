@@ -29,7 +29,7 @@ pub struct Record {
     pub cpus: Vec<CpuId>,
     /// Number of the period, from 0.
     pub period: u32,
-    /// What measured: `canary` or `color`.
+    /// What measured: `canary`, `color` or `evset`.
     pub engine: Engine,
     /// Median survival of a line in this period, in ms.
     pub half_life_ms: Estimate,
@@ -59,8 +59,13 @@ pub struct Record {
     pub latency: Latency,
     /// What the period cost.
     pub cost: Cost,
-    /// By page color; empty unless the engine is `color`.
+    /// By page color; empty if the engine is `canary`.
     pub colors: Vec<ColorPeriod>,
+    /// Eviction sets that were valid at the end of the period, in percent of those wanted; none unless the engine
+    /// is `evset`.
+    pub coverage_pct: Option<f64>,
+    /// Eviction sets found broken in this period, and taken out; none unless the engine is `evset`.
+    pub broken_sets: Option<usize>,
 }
 
 /// Placement of the recent past.
@@ -119,6 +124,8 @@ impl Record {
             },
             cost: Cost::new(period.cpu_ms / period.wall_ms * 1e3, footprint, advertised),
             colors: period.colors.clone(),
+            coverage_pct: None,
+            broken_sets: None,
         }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod colors;
 pub(crate) mod doctor;
+pub(crate) mod evsets;
 pub(crate) mod lab;
 pub(crate) mod migrate;
 mod monitor_args;

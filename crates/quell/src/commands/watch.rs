@@ -2,16 +2,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use quell_core::Estimate;
-use quell_llc::watch::{Engine, Event, Feed, Record, WatchSettings, watch};
+use quell_llc::watch::{Engine, Event, Feed, Record, SetWatch, WatchSettings, watch, watch_sets};
 
 use super::monitor_args::{MonitorArgs, whole_periods};
-use super::values::time;
+use super::values::{positive_time, time};
 use crate::terminal;
 
 /// Keeps measuring: one line per period and cache until stopped.
@@ -23,6 +24,10 @@ pub(crate) struct Args {
     /// What to measure with
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
+
+    /// With `--engine evset`: build all sets anew after this time, and on SIGHUP
+    #[arg(long, value_parser = positive_time, value_name = "TIME", default_value = "1h")]
+    rebuild: Duration,
 
     /// Stop after this time [default: run until Ctrl-C]
     #[arg(long, value_parser = time, value_name = "TIME")]
@@ -46,6 +51,8 @@ enum EngineArg {
     Canary,
     /// Lines of every page color: tells which part of the cache is contended
     Color,
+    /// Minimal eviction sets, tested again in every period; ends with exit code 2 where none can be verified
+    Evset,
 }
 
 impl From<EngineArg> for Engine {
@@ -54,6 +61,7 @@ impl From<EngineArg> for Engine {
             EngineArg::Auto => Self::Auto,
             EngineArg::Canary => Self::Canary,
             EngineArg::Color => Self::Color,
+            EngineArg::Evset => Self::Evset,
         }
     }
 }
@@ -64,9 +72,11 @@ const LINES_PER_HEAD: u64 = 30;
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let settings = args.monitor.settings()?;
     let periods = args.duration.map(|duration| whole_periods(duration, settings)).transpose()?.map(u64::from);
-    let (_, targets) = args.monitor.targets()?;
+    let (topology, targets) = args.monitor.targets()?;
     // First the signals, so that the socket's file is removed whenever one comes.
-    let stop = terminal::stop_flag()?;
+    let evset = matches!(args.engine, EngineArg::Evset);
+    let reload = Arc::new(AtomicBool::new(false));
+    let stop = if evset { terminal::stop_flag_and_reload(&reload)? } else { terminal::stop_flag()? };
     let mut feed = args.socket.as_deref().map(Feed::bind).transpose()?;
     let settings = WatchSettings {
         monitor: settings,
@@ -77,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut lines = 0;
     let mut failure = None;
-    let records = watch(&targets, settings, &stop, |event| {
+    let mut handle = |event| {
         if failure.is_some() {
             return false; // what was on its way when the first delivery failed
         }
@@ -90,7 +100,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         };
         failure = outcome.err();
         failure.is_none()
-    });
+    };
+    let records = if evset {
+        let how = SetWatch { topology: &topology, rebuild: args.rebuild, reload: &reload };
+        let [target] = &targets[..] else {
+            bail!("--engine evset watches one LLC; choose CPUs of one with --cpus");
+        };
+        watch_sets(target, settings, how, &stop, &mut handle).map_err(anyhow::Error::msg)?
+    } else {
+        watch(&targets, settings, &stop, handle)
+    };
     if let Some(failure) = failure {
         return Err(failure);
     }

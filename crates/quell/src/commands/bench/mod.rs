@@ -1,5 +1,6 @@
 //! `quell bench`: how well do the measurements work?
 
+mod build;
 mod detect;
 mod truth;
 
@@ -16,6 +17,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Bench {
+    /// Are LLC eviction sets right, and what do they cost? Simulated machines with known truth (some minutes)
+    Build(build::Args),
     /// Does the monitor see a polluter on another vCPU of this machine? (about a minute)
     Detect(detect::Args),
     /// Are the monitor's intervals right? Simulated machines with known truth (some minutes)
@@ -24,6 +27,7 @@ enum Bench {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match &args.bench {
+        Bench::Build(args) => build::run(args),
         Bench::Detect(args) => detect::run(args),
         Bench::Truth(args) => truth::run(args),
     }
