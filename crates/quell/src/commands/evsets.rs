@@ -117,7 +117,7 @@ fn human(report: &EvsetsReport) -> String {
         _ => {
             text += &wrapped(
                 "Every set evicts its target, does not with a line less, and spares other sets' targets.",
-            )
+            );
         }
     }
     text
