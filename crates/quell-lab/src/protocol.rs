@@ -170,7 +170,7 @@ pub struct Measurement {
 }
 
 /// The end of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Done {
     /// Exit status, if it exited.
     pub exit_code: Option<i32>,
@@ -178,6 +178,12 @@ pub(crate) struct Done {
     pub signal: Option<i32>,
     /// It was killed at its time limit.
     pub timed_out: bool,
+    /// Its time by the guest's clock.
+    #[serde(default)]
+    pub seconds: f64,
+    /// Lines that look like measurements and are none; the first is in the log.
+    #[serde(default)]
+    pub bad_samples: u64,
     /// What `/proc/vmstat` counted during the job; counters that did not move are left out.
     pub vmstat: BTreeMap<String, i64>,
 }

@@ -7,6 +7,9 @@ use serde::Serialize;
 use crate::plan::Call;
 use crate::survey::CaseSummary;
 
+/// With fewer samples the 99th percentile is only the maximum.
+const FOR_P99: usize = 100;
+
 /// How a recommendation was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -48,6 +51,12 @@ pub fn recommend(cases: &[CaseSummary], copy_ns: f64, budget: Duration) -> Recom
     };
     costs.sort_by_key(|(pages, _)| *pages);
     // A larger batch counts only if every smaller one fits too: a lucky size among bad ones is luck.
+    let few = cases.iter().map(|summary| summary.samples).min().filter(|least| *least < FOR_P99);
+    if let Some(least) = few {
+        let text =
+            format!("unknown: {least} calls of a kind, at least {FOR_P99} are needed for a 99th percentile");
+        return Recommendation { budget_ns, basis, pages: None, p99_ns: None, text };
+    }
     let fitting = costs.iter().take_while(|(_, cost)| *cost <= budget_ns).last();
     let answer = fitting.or(costs.first());
     let how = match basis {
@@ -63,7 +72,7 @@ pub fn recommend(cases: &[CaseSummary], copy_ns: f64, budget: Duration) -> Recom
             )
         }
         (None, Some((pages, cost))) => format!(
-            "no batch fits in {:.0} us: even {pages} page(s) a call take {:.0} us at P99 ({how})",
+            "no batch fits in {} us: even the smallest, of {pages}, takes {:.0} us at P99 ({how})",
             budget_ns / 1e3,
             cost / 1e3
         ),
@@ -123,6 +132,14 @@ mod tests {
         assert_eq!(ask(&cases, 50), (Some(1), Basis::NoopPlusCopy));
         assert_eq!(ask(&cases, 120), (Some(64), Basis::NoopPlusCopy));
         assert_eq!(ask(&[], 120).0, None);
+    }
+
+    #[test]
+    fn too_few_samples_are_no_percentile() {
+        let few = CaseSummary { samples: 99, ..summary(Call::Move, 1, 1.0) };
+        let answer = recommend(&[few], 1.0, Duration::from_secs(1));
+        assert_eq!((answer.pages, answer.p99_ns), (None, None));
+        assert!(answer.text.contains("unknown: 99 calls"), "{}", answer.text);
     }
 
     proptest! {

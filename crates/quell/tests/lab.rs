@@ -54,7 +54,7 @@ impl Lab {
             accelerator: self.probe.accelerator,
             kernel: &self.kernel.image,
             initramfs: &self.initramfs,
-            cmdline: kernel_cmdline(spec, extra),
+            cmdline: kernel_cmdline(spec, self.probe.accelerator, extra),
             console_file: None,
         }
     }

@@ -22,6 +22,8 @@ use crate::protocol::{Done, Hello, Job, Message, Request, TRACE_FILE, Workload, 
 
 pub use work::run_workload;
 
+/// How the line of a measurement begins.
+const SAMPLE_START: &[u8] = b"{\"sample\"";
 /// How long the ports may take to appear.
 const PORT_DEADLINE: Duration = Duration::from_secs(30);
 /// The hidden argument with which the agent starts its own binary for a job.
@@ -199,11 +201,15 @@ impl Agent {
             let _ = stdin.write_all(&input);
         }
         let lines = lines_of(&mut child);
-        let end = Instant::now() + Duration::from_secs(job.timeout_s);
+        let start = Instant::now();
+        let end = start + Duration::from_secs(job.timeout_s);
         let mut done = Done::default();
         loop {
             match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(line) => self.out.write_all(&line)?,
+                Ok(line) => {
+                    done.bad_samples += u64::from(line.bad_sample);
+                    self.out.write_all(&line.message)?;
+                }
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
                     done.timed_out = true;
@@ -215,6 +221,7 @@ impl Agent {
         let status = child.wait()?;
         done.exit_code = status.code();
         done.signal = status.signal();
+        done.seconds = start.elapsed().as_secs_f64();
         Ok(done)
     }
 
@@ -240,7 +247,7 @@ impl Agent {
 
 /// The job's output as protocol lines: its standard output holds messages already, or becomes log lines as
 /// its standard error does.
-fn lines_of(child: &mut Child) -> Receiver<Vec<u8>> {
+fn lines_of(child: &mut Child) -> Receiver<Line> {
     let (sender, lines) = mpsc::channel();
     let streams: [Option<Box<dyn Read + Send>>; 2] = [
         child.stdout.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),
@@ -259,13 +266,22 @@ fn lines_of(child: &mut Child) -> Receiver<Vec<u8>> {
     lines
 }
 
-fn as_message(mut line: Vec<u8>) -> Vec<u8> {
+/// A line of the job's output.
+#[derive(Debug, PartialEq)]
+struct Line {
+    /// As it goes to the host.
+    message: Vec<u8>,
+    /// It begins like a measurement and is none.
+    bad_sample: bool,
+}
+
+fn as_message(mut line: Vec<u8>) -> Line {
     if serde_json::from_slice::<Message>(&line).is_ok() {
         line.push(b'\n');
-        line
-    } else {
-        to_line(&Message::Log(String::from_utf8_lossy(&line).into_owned()))
+        return Line { message: line, bad_sample: false };
     }
+    let bad_sample = line.trim_ascii_start().starts_with(SAMPLE_START);
+    Line { message: to_line(&Message::Log(String::from_utf8_lossy(&line).into_owned())), bad_sample }
 }
 
 fn vmstat(text: &str) -> BTreeMap<String, i64> {
@@ -295,10 +311,25 @@ mod tests {
 
     #[test]
     fn what_is_no_message_becomes_a_log_line() {
-        let line = as_message(b"{\"log\":\"x\"}".to_vec());
-        assert_eq!(line, b"{\"log\":\"x\"}\n");
-        assert_eq!(as_message(b"plain \"text\"".to_vec()), b"{\"log\":\"plain \\\"text\\\"\"}\n");
-        assert_eq!(as_message(vec![0xff]), "{\"log\":\"\u{fffd}\"}\n".as_bytes());
+        let line = |text: &[u8]| String::from_utf8(as_message(text.to_vec()).message).unwrap();
+        assert_eq!(line(b"{\"log\":\"x\"}"), "{\"log\":\"x\"}\n");
+        assert_eq!(line(b"plain \"text\""), "{\"log\":\"plain \\\"text\\\"\"}\n");
+        assert_eq!(line(&[0xff]), "{\"log\":\"\u{fffd}\"}\n");
+    }
+
+    #[test]
+    fn what_begins_like_a_measurement_has_to_be_one() {
+        let bad = |text: &str| as_message(text.as_bytes().to_vec()).bad_sample;
+        let with = |value: &str| {
+            format!(r#"{{"sample":{{"metric":"m","dimensions":{{}},"value":{value},"unit":"ns"}}}}"#)
+        };
+        assert!(!bad(&with("1.5")) && !bad("sample") && !bad("{\"log\":\"sample\"}"));
+        assert!(
+            bad(&with("NaN"))
+                && bad(&with("\"1\""))
+                && bad("{\"sample\":{\"metric\":5}}")
+                && bad("{\"sample\":")
+        );
     }
 
     #[test]

@@ -92,6 +92,17 @@ pub struct Comparison {
     pub verdict: Verdict,
 }
 
+impl Comparison {
+    /// The verdict with its subject, for tables.
+    #[must_use]
+    pub fn says(&self) -> String {
+        match self.verdict {
+            Verdict::Shorter | Verdict::Longer => format!("{} {}", self.arm_b, self.verdict.text()),
+            Verdict::NoDifference | Verdict::Unknown => self.verdict.text().to_owned(),
+        }
+    }
+}
+
 /// What a comparison says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -72,7 +72,7 @@ impl Bench<'_> {
         let dir = self.dir.join(&directory);
         fs::create_dir_all(&dir).context("create", &dir)?;
         let kernel = &self.kernels[&arm.kernel];
-        let cmdline = kernel_cmdline(&self.experiment.guest, &arm.cmdline);
+        let cmdline = kernel_cmdline(&self.experiment.guest, self.accelerator, &arm.cmdline);
         let launch = Launch {
             qemu: self.qemu,
             spec: &self.experiment.guest,

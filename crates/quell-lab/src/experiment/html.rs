@@ -97,7 +97,7 @@ fn comparisons(comparisons: &[Comparison]) -> Markup {
                     }
                     td { (c.p_value.map_or_else(|| String::from("unknown"), |p| format!("{p:.4}"))) }
                     td { (c.n_a) " / " (c.n_b) }
-                    td { (c.verdict.text()) }
+                    td { (c.says()) }
                 }
             }
         }

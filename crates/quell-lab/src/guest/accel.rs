@@ -131,7 +131,7 @@ fn try_boot(
         accelerator,
         kernel: &kernel.image,
         initramfs,
-        cmdline: args::kernel_cmdline(&spec, ""),
+        cmdline: args::kernel_cmdline(&spec, accelerator, ""),
         console_file: None,
     };
     let start = Instant::now();

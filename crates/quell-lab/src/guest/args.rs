@@ -1,6 +1,7 @@
 //! QEMU's command line, as a pure function of the guest.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use super::accel::Accelerator;
 use super::spec::GuestSpec;
@@ -20,12 +21,28 @@ const CMDLINE: &str = "console=ttyS0 panic=-1 oops=panic loglevel=5 tsc=reliable
 
 /// The kernel command line of a guest whose arm adds `extra`.
 #[must_use]
-pub fn kernel_cmdline(spec: &GuestSpec, extra: &str) -> String {
-    [CMDLINE, spec.cmdline.trim(), extra.trim()]
+pub fn kernel_cmdline(spec: &GuestSpec, accelerator: Accelerator, extra: &str) -> String {
+    let clock = match accelerator {
+        Accelerator::Tcg => tcg_clock(*HOST_KHZ),
+        Accelerator::Kvm => String::new(),
+    };
+    [CMDLINE, clock.as_str(), spec.cmdline.trim(), extra.trim()]
         .into_iter()
         .filter(|part| !part.is_empty())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+/// The host's TSC rate in kHz, which is also that of a guest under TCG; `None` if it cannot be measured.
+static HOST_KHZ: LazyLock<Option<u32>> =
+    LazyLock::new(|| quell_topology::tsc_ticks_per_ms().ok().map(|rate| rate.round() as u32));
+
+/// On a busy host the emulated timers stall while the TSC runs on. A kernel that measures the one by the other then has a
+/// clock that is several times too fast, or finds that its timer does not work and panics. So it is told the rate,
+/// and not to check the timer.
+fn tcg_clock(khz: Option<u32>) -> String {
+    let rate = khz.map(|khz| format!(" tsc_early_khz={khz}"));
+    format!("no_timer_check{}", rate.unwrap_or_default())
 }
 
 /// The arguments of QEMU. It has no files and no network: the console is its standard output, the ports and
@@ -81,8 +98,8 @@ mod tests {
     use crate::guest::spec::{Node, VirtioMem};
 
     fn line(spec: &GuestSpec, accelerator: Accelerator) -> String {
-        qemu_args(spec, accelerator, Path::new("/k"), Path::new("/i"), &kernel_cmdline(spec, "arm=1"))
-            .join(" ")
+        let cmdline = kernel_cmdline(spec, Accelerator::Kvm, "arm=1");
+        qemu_args(spec, accelerator, Path::new("/k"), Path::new("/i"), &cmdline).join(" ")
     }
 
     #[test]
@@ -97,6 +114,14 @@ mod tests {
              -device virtserialport,chardev=bulk,name=quell.bulk -kernel /k -initrd /i -append \
              console=ttyS0 panic=-1 oops=panic loglevel=5 tsc=reliable clocksource=tsc arm=1"
         );
+    }
+
+    #[test]
+    fn under_tcg_the_kernel_is_told_its_clocks_rate() {
+        assert_eq!(tcg_clock(Some(2_594_000)), "no_timer_check tsc_early_khz=2594000");
+        assert_eq!(tcg_clock(None), "no_timer_check");
+        let line = kernel_cmdline(&GuestSpec::default(), Accelerator::Tcg, "arm=1");
+        assert!(line.contains(" no_timer_check") && line.ends_with("arm=1"), "{line}");
     }
 
     #[test]

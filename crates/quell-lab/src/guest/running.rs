@@ -69,6 +69,8 @@ pub enum FailureKind {
     JobFailed,
     /// Its kernel reported a bug.
     Splat,
+    /// Its clock runs faster than the host's, so its durations mean nothing.
+    Clock,
 }
 
 /// A guest's failure.
@@ -89,6 +91,7 @@ impl fmt::Display for Failure {
             FailureKind::QemuExited => "QEMU ended",
             FailureKind::JobFailed => "the job failed",
             FailureKind::Splat => "the kernel reported a bug",
+            FailureKind::Clock => "its clock is wrong",
         };
         write!(f, "{kind}: {}", self.detail)
     }
@@ -225,6 +228,7 @@ impl Guest {
             return Ok(Err(self.diagnose(&format!("it takes no job: {error}"))));
         }
         let mut files = Vec::new();
+        let start = Instant::now();
         let deadline = Instant::now() + Duration::from_secs(job.timeout_s) + JOB_GRACE;
         let done = self.wait_for(deadline, |message| {
             match message {
@@ -241,23 +245,32 @@ impl Guest {
             Ok(done) => done,
             Err(failure) => return Ok(Err(failure)),
         };
+        let host_seconds = start.elapsed().as_secs_f64();
         for (path, bytes) in files {
             match self.take_bulk(bytes, deadline)? {
                 Some(content) => output.files.push(Collected { path, content }),
                 None => return Ok(Err(self.hang(&format!("{path} did not arrive whole")))),
             }
         }
-        let failure = self.job_failure(job, &done, output.log.last());
+        let failure =
+            self.job_failure(job, &done, &output.log).or_else(|| clock_failure(&done, host_seconds));
         output.vmstat = done.vmstat;
         Ok(failure.map_or(Ok(()), Err))
     }
 
-    fn job_failure(&self, job: &Job, done: &Done, last_log: Option<&String>) -> Option<Failure> {
+    fn job_failure(&self, job: &Job, done: &Done, log: &[String]) -> Option<Failure> {
         let failed = |detail: String| Some(Failure { kind: FailureKind::JobFailed, detail });
         if done.timed_out {
             return failed(format!("it was killed after {} s", job.timeout_s));
         }
         let how = match (done.exit_code, done.signal) {
+            (Some(0), _) if done.bad_samples > 0 => {
+                let first = log.iter().find(|line| line.trim_start().starts_with("{\"sample\""));
+                let (count, first) = (done.bad_samples, first.map_or("", String::as_str));
+                return failed(format!(
+                    "{count} lines look like measurements and are none, the first: {first}"
+                ));
+            }
             (Some(0), _) => return None,
             (Some(code), _) => format!("exit status {code}"),
             (None, Some(signal)) => format!("signal {signal}"),
@@ -267,7 +280,7 @@ impl Guest {
             let detail = format!("the kernel killed the job ({how})");
             return Some(Failure { kind: FailureKind::OutOfMemory, detail });
         }
-        failed(format!("{how}: {}", last_log.map_or("it said nothing", String::as_str)))
+        failed(format!("{how}: {}", log.last().map_or("it said nothing", String::as_str)))
     }
 
     fn take_bulk(&mut self, bytes: usize, deadline: Instant) -> Result<Option<Vec<u8>>> {
@@ -376,6 +389,18 @@ impl Guest {
             splats.first().map(|splat| Failure { kind: FailureKind::Splat, detail: splat.title.clone() });
         Ended { qemu_errors: self.errors.text(), failure: failure.or(splat), splats, console }
     }
+}
+
+/// A job cannot have taken longer in the guest than on the host, where its beginning and end were also waited for. The
+/// margin is for short jobs and the rounding of rates.
+fn clock_failure(done: &Done, host_seconds: f64) -> Option<Failure> {
+    (done.seconds > host_seconds * 1.05 + 0.2).then(|| Failure {
+        kind: FailureKind::Clock,
+        detail: format!(
+            "the job took {:.1} s by the guest's clock, and {host_seconds:.1} s by the host's",
+            done.seconds
+        ),
+    })
 }
 
 /// A stream read by a thread of its own into memory, and into a file.

@@ -180,7 +180,14 @@ fn human(record: &RunRecord, look: Look) -> String {
     let mut text = String::new();
     let (name, accelerator, guests) = (&record.name, record.accelerator.name(), record.guests.len());
     let _ = writeln!(text, "{name}: {guests} guests, {accelerator}, {}", record.qemu);
-    text += "Times in microseconds; P99 is the nearest rank; ratio with its 95 % interval over guests.\n\n";
+    if record.summaries.iter().any(|summary| summary.unit == "ns") {
+        let baseline = record.arms().first().cloned().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "Times in microseconds; P99 is the nearest rank; ratio: {baseline} to the arm of the row, with its 95 % interval over guests."
+        );
+    }
+    text += "\n";
     text += &results(record).render(look);
     if !record.targets.is_empty() {
         text += "\n";
@@ -219,9 +226,9 @@ fn results(record: &RunRecord) -> Table {
             });
             found.map_or_else(String::new, |comparison| match comparison.ci95 {
                 Some([low, high]) => {
-                    format!("{:.2} ({low:.2}-{high:.2}) {}", comparison.ratio, comparison.verdict.text())
+                    format!("{:.2} ({low:.2}-{high:.2}) {}", comparison.ratio, comparison.says())
                 }
-                None => format!("{:.2} ({})", comparison.ratio, comparison.verdict.text()),
+                None => format!("{:.2} ({})", comparison.ratio, comparison.says()),
             })
         };
         let value = |value: f64| experiment::shown(&summary.unit, value);
