@@ -50,12 +50,12 @@ fn the_affinity_is_given_back() {
 fn a_survey_has_every_size_and_its_schema() {
     let options = SurveyOptions {
         pages: vec![1, 8],
-        samples: 10,
+        samples: 100,
         budget: Some(Duration::from_secs(3600)),
         ..SurveyOptions::default()
     };
     let Some(survey) = allowed(survey(&options)) else { return };
-    assert!(survey.cases.iter().all(|summary| summary.samples == 10 && summary.corrupt_pages == 0));
+    assert!(survey.cases.iter().all(|summary| summary.samples == 100 && summary.corrupt_pages == 0));
     assert_eq!(survey.cases.iter().filter(|summary| summary.case.call == Call::Noop).count(), 2);
     assert_eq!(survey.recommendation.as_ref().unwrap().pages, Some(8));
     let json = serde_json::to_value(&survey).unwrap();
