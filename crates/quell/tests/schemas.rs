@@ -9,7 +9,7 @@ use quell_topology::affinity::allowed;
 use serde_json::{Map, Value};
 
 /// Fields that may be `null`, apart from the value of an estimate.
-const NULLABLE: [&str; 52] = [
+const NULLABLE: [&str; 53] = [
     "advertised_bytes",
     "agreeing",
     "agreeing_pct",
@@ -39,6 +39,7 @@ const NULLABLE: [&str; 52] = [
     "llc_reason",
     "llc_sets_per_color",
     "lost_at_once_pct",
+    "median_lost_pct",
     "misfit",
     "miss_above_ticks",
     "near_max_ns",

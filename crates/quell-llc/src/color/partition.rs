@@ -2,6 +2,7 @@
 
 use quell_core::memory::PAGE_BYTES;
 use quell_core::stats::jackknife::mean_estimate;
+use quell_core::stats::quantile;
 use quell_core::{Bytes, Estimate, Line, Memory, Sample};
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
@@ -50,6 +51,9 @@ pub struct Arm {
     pub stream: Stream,
     /// Percent of the canary lost, mean over the rounds.
     pub lost_pct: Estimate,
+    /// Percent of the canary lost, median over the rounds: a round that something else disturbed does not move it. `None` with
+    /// too few rounds.
+    pub median_lost_pct: Option<f64>,
     /// Rounds in which more than half of it was lost.
     pub mostly_lost: usize,
     /// Rounds.
@@ -91,6 +95,8 @@ const STREAM_OF_SHARE: f64 = 2.0;
 const LEAST_OF_SHARE: f64 = 1.0;
 /// Times it is read: lines read once are replaced before those that were used again, the canary among them.
 const PASSES: usize = 4;
+/// With fewer valid rounds of a stream nothing is said.
+const LEAST_ROUNDS: usize = 8;
 /// Loss in percent from which a stream evicts, and up to which it does not (beyond the control).
 const EVICTS_PCT: f64 = 50.0;
 const SPARES_PCT: f64 = 10.0;
@@ -138,18 +144,22 @@ pub fn partition(
             lost[arm].extend(limits.count(&samples).miss_share());
         }
     }
-    let arms: Vec<Arm> = Stream::ALL
-        .into_iter()
-        .zip(&lost)
-        .map(|(stream, lost)| Arm {
-            stream,
-            lost_pct: mean_estimate(lost).map(|share| share.clamp(0.0, 1.0) * 100.0),
-            mostly_lost: lost.iter().filter(|&&share| share > 0.5).count(),
-            rounds: lost.len(),
-        })
-        .collect();
+    let arms: Vec<Arm> = Stream::ALL.into_iter().zip(&lost).map(|(stream, lost)| arm(stream, lost)).collect();
     let stream = Bytes(pages as u64 * u64::from(PAGE_BYTES));
     Ok(Partition { verdict: verdict(&arms), arms, stream, canary_lines: CANARY_LINES })
+}
+
+/// Sums up the shares that were lost in the rounds of one stream.
+fn arm(stream: Stream, lost: &[f64]) -> Arm {
+    Arm {
+        stream,
+        lost_pct: mean_estimate(lost).map(|share| share.clamp(0.0, 1.0) * 100.0),
+        median_lost_pct: quantile(lost, 0.5)
+            .filter(|_| lost.len() >= LEAST_ROUNDS)
+            .map(|share| share * 100.0),
+        mostly_lost: lost.iter().filter(|&&share| share > 0.5).count(),
+        rounds: lost.len(),
+    }
 }
 
 /// Canary lines of a random color, and the pages of a stream.
@@ -179,8 +189,9 @@ fn draw(
 }
 
 fn verdict(arms: &[Arm]) -> Verdict {
+    // Medians: on a busy machine some rounds lose everything to somebody else's stream.
     let lost =
-        |stream: Stream| arms.iter().find(|arm| arm.stream == stream).and_then(|arm| arm.lost_pct.value());
+        |stream: Stream| arms.iter().find(|arm| arm.stream == stream).and_then(|arm| arm.median_lost_pct);
     let (Some(none), Some(same), Some(other)) = (lost(Stream::None), lost(Stream::Same), lost(Stream::Other))
     else {
         return Verdict::Unknown("too few valid rounds".into());
@@ -196,5 +207,30 @@ fn verdict(arms: &[Arm]) -> Verdict {
         Verdict::Shared
     } else {
         Verdict::Partitioned
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Arms whose rounds lost these shares.
+    fn arms(lost: [&[f64]; 4]) -> Vec<Arm> {
+        let arm = |(stream, lost): (Stream, &[f64])| arm(stream, lost);
+        Stream::ALL.into_iter().zip(lost).map(arm).collect()
+    }
+
+    #[test]
+    fn rounds_that_somebody_else_disturbed_do_not_decide() {
+        let (none, same) = ([0.03; 40], [1.0; 40]);
+        let mut other = [0.03; 40];
+        other[..7].fill(0.9);
+        assert_eq!(verdict(&arms([&none, &same, &other, &none])), Verdict::Partitioned);
+        assert_eq!(verdict(&arms([&none, &same, &same, &same])), Verdict::Shared);
+        assert_eq!(verdict(&arms([&none, &none, &none, &none])), Verdict::Shared);
+        let unknown = |arms: &[Arm]| matches!(verdict(arms), Verdict::Unknown(_));
+        assert!(unknown(&arms([&same, &same, &same, &same])));
+        assert!(unknown(&arms([&none, &[0.3; 40], &none, &none])));
+        assert!(unknown(&arms([&none, &same, &other[..5], &none])));
     }
 }

@@ -192,7 +192,11 @@ fn choose(session: &mut Session, settings: WatchSettings, events: &Sender<Event>
         return plain(session);
     }
     match colored(session, settings) {
-        Ok((monitor, colors)) => Ok((Engine::Color, monitor, Some(colors))),
+        Ok((monitor, colors)) => {
+            let note = format!("LLC {} is watched by color: {} colors", session.target.llc, colors.colors());
+            let _ = events.send(Event::Note(note));
+            Ok((Engine::Color, monitor, Some(colors)))
+        }
         Err(reason) if settings.engine == Engine::Color => {
             Err(format!("page colors are unknown here: {reason}; --engine canary needs none"))
         }

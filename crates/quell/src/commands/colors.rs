@@ -58,7 +58,7 @@ struct PoolArgs {
     cpu: Option<String>,
 
     /// Memory to sort, in MiB [default: 16, with --llc twice the LLC]
-    #[arg(long, allow_negative_numbers = true, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, allow_negative_numbers = true, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=256))]
     pool: Option<u64>,
 
     /// Seed for everything random [default: different each time]
