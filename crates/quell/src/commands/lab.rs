@@ -179,7 +179,15 @@ fn show(record: &RunRecord, dir: &Path) -> Result<ExitCode> {
 fn human(record: &RunRecord, look: Look) -> String {
     let mut text = String::new();
     let (name, accelerator, guests) = (&record.name, record.accelerator.name(), record.guests.len());
-    let _ = writeln!(text, "{name}: {guests} guests, {accelerator}, {}", record.qemu);
+    let failed = record.guests.iter().filter(|guest| guest.failure.is_some()).count();
+    let outcome = if failed == 0 { String::from("all did their job") } else { format!("{failed} FAILED") };
+    let _ = writeln!(text, "{name}: {guests} guests, {outcome}; {accelerator}, {}", record.qemu);
+    for arm in record.experiment.arms.iter().filter(|arm| arm.control) {
+        let mut own = record.guests.iter().filter(|guest| guest.arm == arm.name).peekable();
+        if own.peek().is_some() && own.all(|guest| guest.failure.is_none()) {
+            let _ = writeln!(text, "The negative control {} failed to move pages, as it must.", arm.name);
+        }
+    }
     if record.summaries.iter().any(|summary| summary.unit == "ns") {
         let baseline = record.arms().first().cloned().unwrap_or_default();
         let _ = writeln!(
@@ -233,7 +241,8 @@ fn results(record: &RunRecord) -> Table {
         };
         let value = |value: f64| experiment::shown(&summary.unit, value);
         table.row([
-            what(&summary.dimensions).into(),
+            if summary.dimensions.is_empty() { summary.metric.clone() } else { what(&summary.dimensions) }
+                .into(),
             summary.arm.clone().into(),
             summary.samples.to_string().into(),
             value(summary.median).into(),

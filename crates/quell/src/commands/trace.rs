@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use quell_report::{Column, Look, Table};
-use quell_trace::{Analysis, Breakdown, Call, Class, Group, Options};
+use quell_trace::{Analysis, Breakdown, Call, Class, Group, Off, OffKind, Options};
 
 use crate::terminal;
 
@@ -163,15 +163,24 @@ fn classes(group: &Group) -> Table {
     table
 }
 
+/// Who ran meanwhile; without switches in the trace only the function is known in which the task was off the CPU.
+fn ran(off: &Off) -> String {
+    match off.kind {
+        OffKind::Unknown => format!("in {}, nobody knows for whom", off.who),
+        OffKind::Blocked | OffKind::Runnable | OffKind::Waking => format!("while {} ran", off.who),
+    }
+}
+
 fn details(group: &Group) -> String {
     let breakdown = &group.breakdown;
     let mut text = String::new();
     for off in breakdown.off_cpu.iter().take(LISTED) {
         let state = off.kind.text();
-        let (during, who, each) = (off.during, &off.who, per_call(off.off_ns, group.calls));
+        let (during, each) = (off.during, per_call(off.off_ns, group.calls));
         let counted =
             if off.counted_as == during { String::new() } else { format!(", in {}", off.counted_as) };
-        let _ = writeln!(text, "{state} during {during} while {who} ran: {each} us per call{counted}");
+        let ran = ran(off);
+        let _ = writeln!(text, "{state} during {during} {ran}: {each} us per call{counted}");
     }
     let functions: Vec<String> = breakdown
         .functions
@@ -242,9 +251,9 @@ pub(crate) fn side_by_side(traces: &[(String, &Analysis)], look: Look) -> String
         text += &columns(&groups).render(look);
         for (name, group) in groups {
             for off in group.breakdown.off_cpu.iter().take(2) {
-                let (state, during, who) = (off.kind.text(), off.during, &off.who);
+                let (state, during) = (off.kind.text(), off.during);
                 let each = per_call(off.off_ns, group.calls);
-                let _ = writeln!(text, "{name}: {state} during {during} while {who} ran: {each} us per call");
+                let _ = writeln!(text, "{name}: {state} during {during} {}: {each} us per call", ran(off));
             }
         }
         text += "\n";
