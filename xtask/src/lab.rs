@@ -68,9 +68,8 @@ pub fn setup(args: &Args) -> Result<bool> {
     apt(&["update", "-q"])?;
     if missing.contains(&SOURCE_PACKAGE) && !has_candidate(SOURCE_PACKAGE) {
         bail!(
-            "no configured suite has {SOURCE_PACKAGE}: on Debian 12 it is in bookworm-security (add \
-             `deb http://deb.debian.org/debian-security bookworm-security main`) and in bookworm-backports; or \
-             use `quell lab kernel build --source DIR` with a Linux 6.12 tree"
+            "no configured suite has {SOURCE_PACKAGE}: on Debian 12 it is in the suites bookworm-security and \
+             bookworm-backports (add one of them to apt's sources); or use `quell lab kernel build --source DIR` with a Linux 6.12 tree"
         );
     }
     let mut install = vec!["install", "-q", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600"];
